@@ -1,0 +1,68 @@
+"""The one exception tree.
+
+    OutpaceError              exit code 1, HTTP 500
+    ├── BadInput              exit code 2, HTTP 400: what the caller sent cannot be done as asked
+    │   ├── InvalidParameter  a sampling or engine parameter outside its range
+    │   ├── InvalidPrompt     an empty prompt, or one longer than the context
+    │   ├── ModelNotFound     no such model id, folder, file or alias
+    │   └── VocabularyMismatch  the draft model's vocabulary is not the target's
+    ├── CheckpointError       weights that are damaged, incomplete or not what the config says
+    ├── UnsupportedModel      an architecture or feature that outpace does not run
+    └── OutOfMemory           the model or its cache would not fit
+
+Every message names the value, the limit and what would work, in one or two lines.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadInput",
+    "CheckpointError",
+    "InvalidParameter",
+    "InvalidPrompt",
+    "ModelNotFound",
+    "OutOfMemory",
+    "OutpaceError",
+    "UnsupportedModel",
+    "VocabularyMismatch",
+]
+
+
+class OutpaceError(Exception):
+    """Root of everything outpace raises on purpose."""
+
+    exit_code = 1
+
+
+class BadInput(OutpaceError):
+    """The caller asked for something that cannot be done as asked."""
+
+    exit_code = 2
+
+
+class InvalidParameter(BadInput, ValueError):
+    """A parameter is outside its range, or two contradict each other."""
+
+
+class InvalidPrompt(BadInput, ValueError):
+    """A prompt is empty, or does not fit the model's context."""
+
+
+class ModelNotFound(BadInput):
+    """No model goes by this id, alias, folder or file name."""
+
+
+class VocabularyMismatch(BadInput):
+    """A draft model's tokens do not mean what the target's tokens mean."""
+
+
+class CheckpointError(OutpaceError):
+    """A file of weights is damaged, incomplete, or does not match its config."""
+
+
+class UnsupportedModel(OutpaceError):
+    """The architecture, or something it needs, is not one that outpace runs."""
+
+
+class OutOfMemory(OutpaceError):
+    """The model or its cache would not fit into this machine's memory."""

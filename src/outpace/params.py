@@ -1,0 +1,126 @@
+"""What one request asks for: sampling parameters (vLLM's names and meanings) and how to speculate.
+
+Never imports torch: clients, servers and tests build these without loading an engine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from outpace.errors import InvalidParameter
+
+__all__ = ["MAX_DRAFT_TOKENS", "SamplingDefaults", "SamplingParams", "SpeculationParams"]
+
+MAX_DRAFT_TOKENS = 64
+"""Upper limit of num_speculative_tokens: a longer draft is never worth verifying in one pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a parameter left at None means: the model's generation config, else the front's own choice."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int | None = None  # None: the rest of the context
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and where generation ends.
+
+    None means "the default of the model or the front" (see `SamplingDefaults`).
+
+    Args:
+        temperature: 0 is greedy (ties go to the lowest id); otherwise logits are divided by it.
+        top_p: keep the smallest set of most likely tokens whose mass reaches this, in (0, 1].
+        top_k: keep this many most likely tokens; 0 or -1 means off.
+        min_p: drop tokens less likely than this fraction of the most likely one, in [0, 1].
+        seed: makes sampled text repeatable; None draws a fresh one per request.
+        max_tokens: most tokens to generate, at least 1.
+        stop: strings that end generation; they are not part of the text.
+        stop_token_ids: further token ids that end generation, beside the model's EOS ids.
+        ignore_eos: go on after the model's EOS ids.
+        skip_special_tokens: leave special tokens out of the text (they stay in token_ids).
+
+    Raises:
+        InvalidParameter: at construction, naming the value and the valid range.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] | list[str] | str = ()
+    stop_token_ids: tuple[int, ...] | list[int] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if self.temperature is not None:
+            _check_number("temperature", self.temperature, low=0.0, text="0 (greedy) or more")
+        if self.top_p is not None:
+            _check_number("top_p", self.top_p, low=0.0, high=1.0, text="in (0, 1]; 1 means off", open_low=True)
+        _check_number("min_p", self.min_p, low=0.0, high=1.0, text="in [0, 1]; 0 means off")
+        if self.top_k is not None:
+            _check_integer("top_k", self.top_k, low=-1, text="a count, or 0 or -1 for off")
+        if self.max_tokens is not None:
+            _check_integer("max_tokens", self.max_tokens, low=1, text="at least 1")
+        if self.seed is not None:
+            _check_integer("seed", self.seed, low=-(2**63), high=2**64 - 1, text="a 64-bit integer")
+        if any(not isinstance(s, str) or not s for s in stop):
+            raise InvalidParameter(f"stop={self.stop!r} is not possible: every stop string needs at least one character")
+        for token in self.stop_token_ids:
+            _check_integer("stop_token_ids", token, low=0, text="token ids, 0 or more")
+
+    def resolved(self, defaults: SamplingDefaults) -> SamplingParams:
+        """The same parameters with every None filled in (max_tokens may stay None: the rest of the context)."""
+        return replace(
+            self,
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            top_k=defaults.top_k if self.top_k is None else self.top_k,
+            max_tokens=defaults.max_tokens if self.max_tokens is None else self.max_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """How one request speculates; the default follows the engine.
+
+    Args:
+        enabled: False decodes this request plainly.
+        method: one of the engine's drafters by name; None takes its first.
+        num_speculative_tokens: most draft tokens a step, 0 to 64; None takes the engine's setting.
+    """
+
+    enabled: bool = True
+    method: str | None = None
+    num_speculative_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_speculative_tokens is not None:
+            check_num_speculative_tokens(self.num_speculative_tokens)
+
+
+def check_num_speculative_tokens(value: int) -> None:
+    _check_integer("num_speculative_tokens", value, low=0, high=MAX_DRAFT_TOKENS, text=f"0 (off) to {MAX_DRAFT_TOKENS}")
+
+
+def _check_number(
+    name: str, value: float, *, low: float, high: float = math.inf, text: str, open_low: bool = False
+) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < low or value > high or (open_low and value == low):
+        raise InvalidParameter(f"{name}={value!r} is not possible: it must be {text}")
+
+
+def _check_integer(name: str, value: int, *, low: int, high: float = math.inf, text: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or value > high:
+        raise InvalidParameter(f"{name}={value!r} is not possible: it must be {text}")

@@ -1,0 +1,124 @@
+"""The ports of the engine: it sees drafters, models and caches only through these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outpace.types import Ask, Draft, ForwardResult, Observation, Pack
+
+__all__ = ["Cache", "Drafter", "DrafterNeeds", "TargetModel"]
+
+
+class Cache(Protocol):
+    """Key and value rows of many requests. A request holds one lane; its row i is that lane's slot i."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows in a lane."""
+        ...
+
+    @property
+    def free_rows(self) -> int:
+        """Rows of the budget that no lane has reserved."""
+        ...
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Memory committed to reserved rows, in bytes."""
+        ...
+
+    def allocate(self) -> int | None:
+        """A free lane with no rows, or None when all are taken."""
+        ...
+
+    def reserve(self, lane: int, rows: int) -> bool:
+        """Makes rows [0, rows) of a lane usable. False, and no change, if the budget does not allow it."""
+        ...
+
+    def truncate(self, lane: int, rows: int) -> None:
+        """Gives back every row from `rows` on, in O(1); the rows below keep their contents."""
+        ...
+
+    def release(self, lane: int) -> None:
+        """Gives the whole lane back, and its memory to the system."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if the books do not balance."""
+        ...
+
+
+class TargetModel(Protocol):
+    """A causal language model over the cache."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits: ids the tokenizer knows; padded ids are cut off."""
+        ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Most positions the model was made for."""
+        ...
+
+    def forward(self, pack: Pack, cache: Cache) -> ForwardResult:
+        """Computes a pack once and writes its rows to the cache."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterNeeds:
+    """What a drafter wants from the engine.
+
+    Args:
+        aux_layers: layers whose entering hidden states it wants to observe, for every kept row.
+        target_rows: it writes to the target's cache rows and returns drafts with `resume`.
+    """
+
+    aux_layers: tuple[int, ...] = ()
+    target_rows: bool = False
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Wrong, illegal, too many or no proposals cost time, never correctness.
+
+    Calls for one request come in this order: start, (observe | propose)*, release. A preempted request is released
+    and started anew. Lane and cache of the target are named in each `Ask`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The method's name, as in `speculative_config["method"]`."""
+        ...
+
+    @property
+    def needs(self) -> DrafterNeeds: ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory this drafter holds beside the target: weights, caches, indices."""
+        ...
+
+    def start(self, request_id: int, token_ids: Sequence[int]) -> None:
+        """A request begins, or begins again after preemption, with these committed tokens."""
+        ...
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns what a step did to the requests it drafts for, prefill included."""
+        ...
+
+    def propose(self, asks: Sequence[Ask], row_budget: int) -> Sequence[Draft]:
+        """One draft per ask, in order, computing at most `row_budget` rows to catch up with what was committed.
+
+        A drafter that is still behind after that returns empty drafts for the requests concerned.
+        """
+        ...
+
+    def release(self, request_id: int) -> None:
+        """The request is gone; its state is dropped. Unknown ids are an error."""
+        ...

@@ -1,0 +1,221 @@
+"""The data that travels between the stations of a step.
+
+    schedule -> draft -> pack -> forward -> verify -> commit -> emit
+
+Names are the field's: the *target* model is the one whose text is wanted; a *drafter* proposes *draft tokens*;
+verification keeps the *accepted tokens* and adds the target's own *bonus token* after them. R counts rows (token
+positions computed in one pass), H is the hidden size, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from outpace.params import SamplingParams
+
+__all__ = ["Ask", "Choice", "Draft", "ForwardResult", "Observation", "Pack", "Resume", "Segment", "Verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Everything `choose` needs to know about one row besides its logits.
+
+    Args:
+        params: resolved parameters (no None among temperature, top_p, top_k).
+        seed: the request's seed, any integer; part of the noise key.
+        position: absolute position (prompt and output counted from 0) of the token being chosen.
+        number: which of the request's n choices this is; part of the noise key.
+    """
+
+    params: SamplingParams
+    seed: int
+    position: int
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Hidden states some rows already have, so that their lower layers need not run again.
+
+    The cache rows of layers [0, layer) of these rows are already written.
+
+    Args:
+        layer: the layer these states enter.
+        hidden: [n, H], one state a row, in order.
+    """
+
+    layer: int
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed continuations of one request: a tree whose nodes are draft tokens (a chain is the usual case).
+
+    Args:
+        ids: [n] token ids, parents before children.
+        parents: [n] index of the parent node, -1 for a child of the last committed token; parents[i] < i.
+        sources: [n] where each token came from, for people ("prompt", "output", "draft model", ...).
+        probabilities: [n, V] distribution each token was drawn from, or None for a point mass.
+        confidence: [n] estimated chance of acceptance given that the parent was accepted, or None if unknown.
+        resume: states of the *first* rows of the verification block (the last committed token, then nodes in
+            order), if the drafter computed them on the target's own cache.
+    """
+
+    ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    probabilities: torch.Tensor | None = None
+    confidence: tuple[float, ...] | None = None
+    resume: Resume | None = None
+
+    @classmethod
+    def chain(
+        cls,
+        ids: Sequence[int],
+        source: str | Sequence[str],
+        *,
+        confidence: Sequence[float] | None = None,
+        resume: Resume | None = None,
+    ) -> Draft:
+        """A draft without branches: each token follows the one before it."""
+        sources = (source,) * len(ids) if isinstance(source, str) else tuple(source)
+        return cls(
+            ids=tuple(ids),
+            parents=tuple(range(-1, len(ids) - 1)),
+            sources=sources,
+            confidence=None if confidence is None else tuple(confidence),
+            resume=resume,
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request's turn to be drafted for.
+
+    Args:
+        request_id: as given to `Drafter.start`.
+        token_ids: every committed token, prompt and output; read, never changed or kept by the drafter.
+        num_draft_tokens: the most tokens wanted, at least 1; returning fewer, or none, is fine.
+        params: resolved sampling parameters, for drafters that draw with the target's noise.
+        seed: the request's seed.
+        number: which of its n choices.
+        lane: the request's lane in the target's cache. Rows [len(token_ids) - 1, len(token_ids) + num_draft_tokens)
+            of it are reserved and may be written below the layer a drafter resumes at.
+    """
+
+    request_id: int
+    token_ids: Sequence[int]
+    num_draft_tokens: int
+    params: SamplingParams
+    seed: int
+    number: int
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one step did to one request, told to its drafter after the commit.
+
+    Args:
+        request_id: as given to `Drafter.start`.
+        token_ids: every committed token, prompt and output, this step's included; read only.
+        num_new_tokens: how many of them this step added (0 in the middle of a prefill).
+        draft: what was verified in this step; empty for plain decoding and prefill.
+        num_accepted: how many of its tokens were kept.
+        first_position: position of the first row of `aux`.
+        aux: {layer: [n, H]} hidden states entering that layer at the n positions whose rows stay in the target's cache
+            after this step; only the layers the drafter needs.
+    """
+
+    request_id: int
+    token_ids: Sequence[int]
+    num_new_tokens: int
+    draft: Draft
+    num_accepted: int
+    first_position: int
+    aux: dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The rows of one request inside a pack.
+
+    Rows [begin, end) of the pack go to cache slots [first_slot, first_slot + end - begin) of `lane`. A row sees the
+    slots before `first_slot` and, of its own segment, itself and the rows before it.
+    """
+
+    lane: int
+    begin: int
+    end: int
+    first_slot: int
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def length(self) -> int:
+        """Slots in use after this segment is written."""
+        return self.first_slot + self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """One forward pass, flat: prefill chunks, plain decoding and verification blocks side by side.
+
+    Args:
+        ids: [R] int64 token ids.
+        positions: [R] int64 absolute positions, for the rotary embedding.
+        segments: one per request, in row order, together covering [0, R).
+        logits_rows: [N] int64 rows whose logits are wanted, ascending.
+        aux_layers: layers whose entering hidden states are wanted, for all rows.
+        resume_layer: layer at which kept states join, 0 if there are none.
+        resume_rows: [n] int64 rows that have a kept state; the others run from the embedding. Within a segment
+            they come first.
+        resume_hidden: [n, H] their states entering `resume_layer`.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    segments: tuple[Segment, ...]
+    logits_rows: torch.Tensor
+    aux_layers: tuple[int, ...] = ()
+    resume_layer: int = 0
+    resume_rows: torch.Tensor | None = None
+    resume_hidden: torch.Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.ids.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """What a forward pass returns.
+
+    Args:
+        logits: [N, V] float32, one row per `Pack.logits_rows`.
+        aux: {layer: [R, H]} hidden states entering the layers asked for.
+    """
+
+    logits: torch.Tensor
+    aux: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of verifying one draft.
+
+    Args:
+        accepted: node indices of the kept path, root to leaf.
+        bonus: the target's own token after the last kept one.
+    """
+
+    accepted: tuple[int, ...]
+    bonus: int
