@@ -1,0 +1,162 @@
+"""What the engine gives back: text, tokens, and what speculation did.
+
+Definitions are vLLM's: acceptance rate = accepted / drafted tokens; mean acceptance length = 1 + accepted / drafts, the
+bonus token included; `per_position[i]` = drafts whose token i was accepted / all drafts (not conditional).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["CompletionOutput", "Piece", "RequestOutput", "RequestStats", "StepOutput", "StreamChunk"]
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Counts and times of one request. Rates are None when nothing was drafted.
+
+    Args:
+        steps: target passes that computed rows of this request, prefill included.
+        drafts: passes that verified a draft of at least one token.
+        draft_tokens: draft tokens verified.
+        accepted_tokens: draft tokens kept in the output.
+        accepted_at: [most draft tokens] how often the draft token at each position was kept.
+        preemptions: times the request lost its cache rows and was recomputed.
+        prefill_seconds: from the first step to the end of the one that brought the first token.
+        decode_seconds: from there to the last token.
+        decode_tokens: output tokens after that first step.
+        station_seconds: time of the steps this request took part in, by station (shared with its neighbours).
+        memory: bytes held by target, drafter and cache when the request ended.
+    """
+
+    steps: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+    preemptions: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    decode_tokens: int = 0
+    station_seconds: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else None
+
+    @property
+    def per_position(self) -> list[float] | None:
+        return [count / self.drafts for count in self.accepted_at] if self.drafts else None
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        return self.decode_tokens / self.decode_seconds if self.decode_tokens and self.decode_seconds else None
+
+    def count_draft(self, num_draft_tokens: int, num_accepted: int) -> None:
+        """Books one verified draft."""
+        if not num_draft_tokens:
+            return
+        self.drafts += 1
+        self.draft_tokens += num_draft_tokens
+        self.accepted_tokens += num_accepted
+        self.accepted_at.extend([0] * (num_draft_tokens - len(self.accepted_at)))
+        for position in range(num_accepted):
+            self.accepted_at[position] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-able object, seconds as floats and memory in bytes."""
+        return {
+            "steps": self.steps,
+            "drafts": self.drafts,
+            "draft_tokens": self.draft_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "per_position": self.per_position,
+            "preemptions": self.preemptions,
+            "prefill_seconds": self.prefill_seconds,
+            "decode_seconds": self.decode_seconds,
+            "decode_tokens": self.decode_tokens,
+            "station_seconds": dict(self.station_seconds),
+            "memory": dict(self.memory),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The text one token completed, and where the token came from (None: the target itself)."""
+
+    text: str
+    token_id: int
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One finished answer.
+
+    Args:
+        index: which of the request's choices.
+        text: without special tokens (unless asked for) and without the stop string.
+        token_ids: every generated id, the EOS or stop token included.
+        finish_reason: "stop" (EOS, stop id, stop string), "length", "abort" or "error".
+        stop_reason: the stop string or stop token id that ended it; None for EOS and length.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request."""
+
+    request_id: int
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    stats: RequestStats
+    finished: bool = True
+
+    @property
+    def text(self) -> str:
+        """Text of the first choice."""
+        return self.outputs[0].text
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step added to one request.
+
+    Args:
+        request_id: whose.
+        pieces: tokens that can be shown now; joined texts of all steps equal the final text.
+        prefill: (done, total) prompt tokens while the prompt is still being computed.
+        finish_reason: set on the last one.
+    """
+
+    request_id: int
+    pieces: tuple[Piece, ...]
+    prefill: tuple[int, int] | None = None
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChunk:
+    """What a stream yields per step."""
+
+    text: str
+    token_ids: list[int]
+    pieces: tuple[Piece, ...]
+    prefill: tuple[int, int] | None
+    finished: bool
+    output: RequestOutput | None
