@@ -1,0 +1,81 @@
+"""outpace: lossless speculative decoding for people who run language models themselves.
+
+    from outpace import LLM, SamplingParams
+
+    llm = LLM("smollm2-135m", speculative_config="ngram")
+    print(llm.generate("Once upon a time", SamplingParams(max_tokens=64))[0].text)
+
+Settings and errors come at once; what needs torch is imported when it is first asked for, so that the command line
+answers `--help` and bad options without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from outpace.config import EngineConfig, SpeculativeConfig
+from outpace.errors import (
+    BadInput,
+    CheckpointError,
+    InvalidParameter,
+    InvalidPrompt,
+    ModelNotFound,
+    OutOfMemory,
+    OutpaceError,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
+from outpace.params import SamplingParams, SpeculationParams
+
+if TYPE_CHECKING:
+    from outpace.engine.outputs import CompletionOutput, Piece, RequestOutput, RequestStats, StreamChunk
+    from outpace.llm import LLM
+
+__all__ = [
+    "LLM",
+    "BadInput",
+    "CheckpointError",
+    "CompletionOutput",
+    "EngineConfig",
+    "InvalidParameter",
+    "InvalidPrompt",
+    "ModelNotFound",
+    "OutOfMemory",
+    "OutpaceError",
+    "Piece",
+    "RequestOutput",
+    "RequestStats",
+    "SamplingParams",
+    "SpeculationParams",
+    "SpeculativeConfig",
+    "StreamChunk",
+    "UnsupportedModel",
+    "VocabularyMismatch",
+    "__version__",
+]
+
+_LAZY = {
+    "LLM": "outpace.llm",
+    "CompletionOutput": "outpace.engine.outputs",
+    "Piece": "outpace.engine.outputs",
+    "RequestOutput": "outpace.engine.outputs",
+    "RequestStats": "outpace.engine.outputs",
+    "StreamChunk": "outpace.engine.outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = version("outpace")
+    elif name in _LAZY:
+        value = getattr(import_module(_LAZY[name]), name)
+    else:
+        raise AttributeError(f"module 'outpace' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
