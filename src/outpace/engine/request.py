@@ -66,14 +66,17 @@ class Request:
         A stop beats length, and the token that completes a stop is part of the token ids.
         """
         self.token_ids.append(token_id)
+        found = None
         if token_id in self.stop_ids:
             self.text.push_silent(token_id, source)
             self.finish_reason = "stop"
             self.stop_reason = token_id if token_id in self.params.stop_token_ids else None
-        elif (stop := self.text.push(token_id, source)) is not None:
-            self.finish_reason, self.stop_reason = "stop", stop
-        elif len(self.token_ids) >= self.max_total_tokens:
-            self.finish_reason = "length"
-        if self.finish_reason and self.stop_reason is None and (stop := self.text.finish()) is not None:
-            self.finish_reason, self.stop_reason = "stop", stop
+        else:
+            found = self.text.push(token_id, source)
+            if found is None and len(self.token_ids) >= self.max_total_tokens:
+                self.finish_reason = "length"
+        if self.finish_reason:
+            found = self.text.finish()
+        if found is not None:
+            self.finish_reason, self.stop_reason = "stop", found
         return self.finish_reason is not None
