@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outpace.types import Ask, Draft, ForwardResult, Observation, Pack
+import torch
 
-__all__ = ["Cache", "Drafter", "DrafterNeeds", "TargetModel"]
+from outpace.types import Ask, Draft, ForwardResult, Observation, Pack, Segment
+
+__all__ = ["Cache", "Drafter", "DrafterNeeds", "ExitAdapter", "LayeredModel", "TargetModel"]
 
 
 class Cache(Protocol):
@@ -58,16 +60,56 @@ class TargetModel(Protocol):
         """Width of the logits: ids the tokenizer knows; padded ids are cut off."""
         ...
 
+    def forward(self, pack: Pack, cache: Cache) -> ForwardResult:
+        """Computes a pack once and writes its rows to the cache."""
+        ...
+
+
+class LayeredModel(TargetModel, Protocol):
+    """A target that can run some of its layers alone. The three parts in a row are `forward`, bit for bit."""
+
     @property
     def num_layers(self) -> int: ...
 
-    @property
-    def max_model_len(self) -> int:
-        """Most positions the model was made for."""
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """[R] int64 ids -> [R, H] hidden states entering layer 0."""
         ...
 
-    def forward(self, pack: Pack, cache: Cache) -> ForwardResult:
-        """Computes a pack once and writes its rows to the cache."""
+    def run_layers(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        segments: Sequence[Segment],
+        begin: int,
+        end: int,
+        cache: Cache,
+    ) -> torch.Tensor:
+        """[R, H] states entering layer `begin` -> [R, H] states entering layer `end`; writes these layers' rows."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, H] states leaving the last layer -> [N, V] float32: final norm and output head."""
+        ...
+
+
+class ExitAdapter(Protocol):
+    """A small trained network at an early exit: one block with a cache of its own, a norm, and the target's head."""
+
+    @property
+    def exit_layer(self) -> int:
+        """The layer whose entering states it was trained on."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def cache(self) -> Cache: ...
+
+    def logits(
+        self, hidden: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment], wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """[R, H] states at the exit -> [N, V] float32 logits of the `wanted` [N] rows; writes rows to its cache."""
         ...
 
 
@@ -104,7 +146,7 @@ class Drafter(Protocol):
         """Memory this drafter holds beside the target: weights, caches, indices."""
         ...
 
-    def start(self, request_id: int, token_ids: Sequence[int]) -> None:
+    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         """A request begins, or begins again after preemption, with these committed tokens."""
         ...
 

@@ -101,9 +101,9 @@ class NgramDrafter:
     def memory_bytes(self) -> int:
         return sum(len(i.newest) * BYTES_PER_KEY + len(i.previous) * 4 for i in self._indices.values())
 
-    def start(self, request_id: int, token_ids: Sequence[int]) -> None:
+    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         self._indices[request_id] = NgramIndex(self._shortest, self._longest)
-        self._prompt_lengths.setdefault(request_id, len(token_ids))
+        self._prompt_lengths[request_id] = num_prompt_tokens
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Nothing to learn here: the index catches up with the committed tokens when it is asked."""
@@ -113,6 +113,7 @@ class NgramDrafter:
 
     def release(self, request_id: int) -> None:
         del self._indices[request_id]
+        del self._prompt_lengths[request_id]
 
     def _propose(self, ask: Ask) -> Draft:
         tokens, index = ask.token_ids, self._indices[ask.request_id]

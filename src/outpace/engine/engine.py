@@ -360,7 +360,7 @@ class Engine:
 
     def _start_drafter(self, request: Request) -> None:
         if request.drafter is not None:
-            self.drafters[request.drafter].start(request.id, request.token_ids)
+            self.drafters[request.drafter].start(request.id, request.token_ids, request.num_prompt_tokens)
 
     def _release_drafter(self, request: Request) -> None:
         if request.drafter is not None:

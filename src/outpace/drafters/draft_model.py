@@ -1,0 +1,169 @@
+"""A small model with the target's vocabulary drafts token by token, for all requests at once.
+
+Leviathan et al. 2211.17192, Chen et al. 2302.01318. It draws each token with the noise the target will use at that
+position (Daliri, Musco, Suresh, arXiv 2408.07978), so that where the two distributions agree, so do the tokens.
+
+    target's tokens   t0 t1 ... t_n          committed, t_n not yet computed by the target
+    draft cache rows  [0, num_rows)          what the draft model has computed
+    a proposal        rows up to t_n (catching up), then d1 .. d_{k-1}; the last draft token is never fed
+    after the verdict rows of the committed tokens stay, the rest is rolled back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from outpace.errors import OutpaceError
+from outpace.protocols import Cache, DrafterNeeds, TargetModel
+from outpace.sampling.choose import choose_rows
+from outpace.types import Ask, Choice, Draft, Observation, Pack, Segment
+
+__all__ = ["DraftModelDrafter"]
+
+
+@dataclass(slots=True)
+class _State:
+    """What the draft model has computed for one request.
+
+    Args:
+        lane: in the draft cache.
+        num_rows: rows [0, num_rows) hold committed tokens.
+        fed: draft tokens whose rows follow them, from the last proposal.
+    """
+
+    lane: int
+    num_rows: int = 0
+    fed: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Growth:
+    """One draft while it grows: `rows` are the tokens to feed next."""
+
+    ask: Ask
+    state: _State
+    limit: int
+    rows: Sequence[int]
+    ids: list[int] = field(default_factory=list)
+
+
+class DraftModelDrafter:
+    """Runs a second, smaller model with a cache of its own.
+
+    Args:
+        model: the draft model; its logits are over the same token ids as the target's.
+        cache: its cache, with a lane for every request the engine runs side by side.
+        max_model_len: positions the draft model can compute; beyond them it stops drafting.
+        weight_bytes: memory of its weights, for the statistics.
+    """
+
+    name = "draft_model"
+    needs = DrafterNeeds()
+
+    def __init__(self, model: TargetModel, cache: Cache, *, max_model_len: int, weight_bytes: int = 0) -> None:
+        self._model = model
+        self._cache = cache
+        self._max_len = min(max_model_len, cache.capacity)
+        self._weight_bytes = weight_bytes
+        self._states: dict[int, _State | None] = {}  # None: no lane was free, so nothing is drafted
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._weight_bytes + self._cache.bytes_in_use
+
+    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+        lane = self._cache.allocate()
+        self._states[request_id] = None if lane is None else _State(lane)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keeps the rows of what was committed and rolls back the rest, in O(draft length)."""
+        for seen in observations:
+            state = self._states[seen.request_id]
+            if state is None:
+                continue
+            # The newest token is always fed again: its logits are where the next draft starts.
+            end = min(state.num_rows + len(state.fed), len(seen.token_ids) - 1)
+            committed = seen.token_ids[state.num_rows : end]
+            state.num_rows += _common_prefix(committed, state.fed)
+            state.fed.clear()
+            self._cache.truncate(state.lane, state.num_rows)
+
+    def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
+        growths = [g for ask in asks if (g := self._begin(ask)) is not None]
+        active = self._catch_up(growths, row_budget)
+        while active:
+            logits = self._forward(active)
+            try:
+                chosen = choose_rows(logits, [_choice(g) for g in active])
+            except OutpaceError:  # logits without a valid choice: what was drafted so far still counts
+                break
+            for growth, token in zip(active, chosen, strict=True):
+                growth.ids.append(token)
+                growth.rows = (token,)
+            active = [g for g in active if len(g.ids) < g.limit]
+        drafted = {g.ask.request_id: g.ids for g in growths}
+        return [Draft.chain(drafted.get(ask.request_id, ()), "draft model") for ask in asks]
+
+    def release(self, request_id: int) -> None:
+        state = self._states.pop(request_id)
+        if state is not None:
+            self._cache.release(state.lane)
+
+    def _begin(self, ask: Ask) -> _Growth | None:
+        """Reserves the rows of a draft; None if there is no lane, no room, or the context of this model has ended."""
+        state = self._states[ask.request_id]
+        limit = min(ask.num_draft_tokens, self._max_len - len(ask.token_ids) + 1)
+        if state is None or limit < 1 or not self._cache.reserve(state.lane, len(ask.token_ids) + limit - 1):
+            return None
+        return _Growth(ask, state, limit, rows=ask.token_ids[state.num_rows :])
+
+    def _catch_up(self, growths: Sequence[_Growth], row_budget: int) -> list[_Growth]:
+        """Computes what the budget allows of what is missing; returns those that can draft now."""
+        active: list[_Growth] = []
+        behind: list[_Growth] = []
+        for growth in growths:
+            missing = len(growth.rows) - 1
+            if missing <= row_budget:
+                row_budget -= missing
+                active.append(growth)
+            elif row_budget:
+                growth.rows = growth.rows[:row_budget]
+                row_budget = 0
+                behind.append(growth)
+        if behind:
+            self._forward(behind, wanted=False)
+        return active
+
+    def _forward(self, growths: Sequence[_Growth], *, wanted: bool = True) -> torch.Tensor:
+        """Feeds each draft's next rows. Returns the logits [len(growths), V] of their last ones, if wanted."""
+        ids: list[int] = []
+        positions: list[int] = []
+        segments: list[Segment] = []
+        for growth in growths:
+            state, begin = growth.state, len(ids)
+            first = state.num_rows + len(state.fed)
+            ids += growth.rows
+            positions += range(first, first + len(growth.rows))
+            segments.append(Segment(state.lane, begin, len(ids), first))
+            if growth.ids:
+                state.fed += growth.rows
+            else:
+                state.num_rows += len(growth.rows)
+        last = torch.tensor([segment.end - 1 for segment in segments] if wanted else [], dtype=torch.int64)
+        pack = Pack(torch.tensor(ids), torch.tensor(positions), tuple(segments), last)
+        return self._model.forward(pack, self._cache).logits
+
+
+def _choice(growth: _Growth) -> Choice:
+    ask = growth.ask
+    return Choice(ask.params, ask.seed, len(ask.token_ids) + len(growth.ids), ask.number)
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    length = 0
+    while length < len(a) and a[length] == b[length]:
+        length += 1
+    return length

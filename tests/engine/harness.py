@@ -1,0 +1,107 @@
+"""Runs requests through an engine of stand-ins and against plain decoding done the slow, obvious way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from outpace.engine.engine import Engine
+from outpace.engine.outputs import RequestOutput
+from outpace.params import SamplingDefaults, SamplingParams, SpeculationParams
+from outpace.protocols import Drafter
+from outpace.sampling.choose import choose_rows
+from outpace.types import Choice
+
+from .fakes import HistoryModel, IdDetokenizer, TokenCache
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40).resolved(SamplingDefaults())
+WARM = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=40).resolved(SamplingDefaults())
+HOT = SamplingParams(temperature=1.5, top_k=9, min_p=0.01, seed=-3, max_tokens=40).resolved(SamplingDefaults())
+
+
+@dataclass
+class Job:
+    """One request and when it arrives."""
+
+    prompt: list[int]
+    params: SamplingParams
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    arrives: int = 0
+    number: int = 0
+
+
+def plain(model: HistoryModel, job: Job, eos: frozenset[int] = frozenset()) -> list[int]:
+    """Token by token from the whole history: no engine, no cache."""
+    history = list(job.prompt)
+    assert job.params.max_tokens is not None
+    for _ in range(job.params.max_tokens):
+        logits = torch.from_numpy(model.logits(history))[None]
+        (token,) = choose_rows(logits, [Choice(job.params, job.params.seed or 0, len(history), job.number)])
+        history.append(token)
+        if token in eos and not job.params.ignore_eos:
+            break
+    return history[len(job.prompt) :]
+
+
+def make_engine(
+    model: HistoryModel,
+    cache: TokenCache,
+    drafters: Mapping[str, Drafter],
+    *,
+    k: int = 4,
+    rows: int = 512,
+    seqs: int = 8,
+    eos: Sequence[int] = (),
+) -> Engine:
+    return Engine(
+        model,
+        cache,
+        drafters,
+        detokenizer=lambda skip_special_tokens: IdDetokenizer(),
+        eos_ids=eos,
+        max_model_len=cache.capacity,
+        num_speculative_tokens={name: k for name in drafters},
+        max_num_seqs=seqs,
+        max_num_batched_tokens=rows,
+    )
+
+
+def run(engine: Engine, jobs: Sequence[Job]) -> list[RequestOutput]:
+    """Runs all jobs, checking the books after every step and that streamed text joins to the final text."""
+    ids: dict[int, int] = {}
+    streamed: dict[int, str] = {}
+    done: dict[int, RequestOutput] = {}
+    step = 0
+    while len(done) < len(jobs):
+        for index, job in enumerate(jobs):
+            if job.arrives <= step and index not in ids.values():
+                request_id = engine.add(job.prompt, job.params, job.speculation, number=job.number)
+                ids[request_id] = index
+                streamed[request_id] = ""
+        for output in engine.step():
+            streamed[output.request_id] += "".join(piece.text for piece in output.pieces)
+            if output.finish_reason:
+                result = engine.take(output.request_id)
+                assert streamed[output.request_id] == result.text
+                done[ids[output.request_id]] = result
+        engine.check_integrity()
+        step += 1
+        assert step < 20_000, "the engine does not come to an end"
+    assert not engine.has_work
+    for drafter in engine.drafters.values():
+        alive = getattr(drafter, "alive", getattr(drafter, "_states", getattr(drafter, "_indices", {})))
+        assert not alive, f"{drafter.name} still holds requests"
+    return [done[index] for index in range(len(jobs))]
+
+
+def mixed_jobs(count: int, vocab_size: int, seed: int, params: Sequence[SamplingParams] = (GREEDY, WARM, HOT)) -> list[Job]:
+    """Prompts of mixed lengths, arriving over some steps, with parameters in turn."""
+    source = random.Random(seed)
+    jobs = []
+    for index in range(count):
+        prompt = [source.randrange(vocab_size) for _ in range(source.choice([1, 2, 3, 9, 30, 61]))]
+        jobs.append(Job(prompt, params[index % len(params)], arrives=source.choice([0, 0, 1, 5])))
+    return jobs
