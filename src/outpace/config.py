@@ -31,7 +31,9 @@ class SpeculativeConfig:
     num_speculative_tokens: int = _option(5, "most draft tokens a step")
     prompt_lookup_max: int = _option(8, "longest n-gram looked up, in tokens (method ngram)")
     prompt_lookup_min: int = _option(2, "shortest n-gram looked up, in tokens (method ngram)")
-    exit_layer: int | None = _option(None, "layers the early-exit drafter runs (method early_exit); None probes for one")
+    exit_layer: int | None = _option(
+        None, "layers the early-exit drafter runs (method early_exit); None probes for one"
+    )
     adapter: str | None = _option(None, "folder of a trained adapter at the exit (method early_exit)")
 
     def __post_init__(self) -> None:
@@ -82,7 +84,9 @@ def _from_word(word: str) -> dict[str, Any]:
     if not colon:
         return {"method": "early_exit", "model": None}
     if not layer.isdigit():
-        raise InvalidParameter(f"{word!r} is not possible: write self or self:E with E the number of layers, as self:20")
+        raise InvalidParameter(
+            f"{word!r} is not possible: write self or self:E with E the number of layers, as self:20"
+        )
     return {"method": "early_exit", "model": None, "exit_layer": int(layer)}
 
 
@@ -92,7 +96,9 @@ class EngineConfig:
 
     model: str = _option("smollm2-135m", "target model: hub id, folder, GGUF file or alias")
     quantization: str = _option("auto", "linear layers: int8, none (fp32), or auto (int8 on x86 CPUs)")
-    max_model_len: int | None = _option(None, "longest prompt plus output, in tokens; None: the model's own, at most 32768")
+    max_model_len: int | None = _option(
+        None, "longest prompt plus output, in tokens; None: the model's own, at most 32768"
+    )
     max_num_seqs: int = _option(8, "most requests computed side by side")
     max_num_batched_tokens: int = _option(512, "most rows (tokens) computed in one step; long prompts go in chunks")
     cache_tokens: int | None = _option(None, "most cached tokens over all requests; None: what memory allows")

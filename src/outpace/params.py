@@ -75,7 +75,9 @@ class SamplingParams:
         if self.seed is not None:
             _check_integer("seed", self.seed, low=-(2**63), high=2**64 - 1, text="a 64-bit integer")
         if any(not isinstance(s, str) or not s for s in stop):
-            raise InvalidParameter(f"stop={self.stop!r} is not possible: every stop string needs at least one character")
+            raise InvalidParameter(
+                f"stop={self.stop!r} is not possible: every stop string needs at least one character"
+            )
         for token in self.stop_token_ids:
             _check_integer("stop_token_ids", token, low=0, text="token ids, 0 or more")
 

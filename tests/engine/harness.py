@@ -97,9 +97,12 @@ def run(engine: Engine, jobs: Sequence[Job]) -> list[RequestOutput]:
     return [done[index] for index in range(len(jobs))]
 
 
-def mixed_jobs(count: int, vocab_size: int, seed: int, params: Sequence[SamplingParams] = (GREEDY, WARM, HOT)) -> list[Job]:
+def mixed_jobs(
+    count: int, vocab_size: int, seed: int, params: Sequence[SamplingParams] = (GREEDY, WARM, HOT)
+) -> list[Job]:
     """Prompts of mixed lengths, arriving over some steps, with parameters in turn."""
     source = random.Random(seed)
+    params = (GREEDY, WARM, HOT)
     jobs = []
     for index in range(count):
         prompt = [source.randrange(vocab_size) for _ in range(source.choice([1, 2, 3, 9, 30, 61]))]

@@ -171,10 +171,8 @@ class EarlyExitDrafter:
             hidden += states
             positions += range(first, first + count)
             segments.append(Segment(state.lane, begin, begin + count, first))
-            if wanted:
-                # Pending rows were committed; the one behind them is the newest token's, a draft token's from the second on.
-                state.num_rows += count if not growth.ids else 0
-                state.num_fed += count if growth.ids else 0
+            if growth.ids:  # from the second draft token on the row is an uncommitted token's
+                state.num_fed += count
             else:
                 state.num_rows += count
             state.pending = []

@@ -1,0 +1,128 @@
+"""Faults planted on purpose: the identity and acceptance checks must notice each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+import outpace.engine.engine as engine_module
+import outpace.engine.pack as pack_module
+from outpace.drafters.draft_model import DraftModelDrafter
+from outpace.types import Choice, Draft, Observation, Segment, Verdict
+
+from .fakes import HistoryModel, TokenCache, random_drafter
+from .harness import WARM, Job, make_engine, mixed_jobs, plain, run
+
+V = 24
+
+
+def identical() -> bool:
+    """A small identity run with random drafts: whether it finds speculation harmless."""
+    model = HistoryModel(V)
+    jobs = mixed_jobs(4, V, seed=2)
+    try:
+        results = run(make_engine(model, TokenCache(), {"random": random_drafter(V)}, k=4), jobs)
+    except AssertionError:
+        return False
+    return all(result.outputs[0].token_ids == plain(model, job) for job, result in zip(jobs, results, strict=True))
+
+
+def own_draft_acceptance(k: int = 4) -> float:
+    """Acceptance of the target as its own draft, which must be exactly 1."""
+    jobs = [Job([i, 3], replace(WARM, max_tokens=80)) for i in range(3)]
+    drafter = DraftModelDrafter(HistoryModel(V), TokenCache(), max_model_len=512)
+    results = run(make_engine(HistoryModel(V), TokenCache(), {"draft_model": drafter}, k=k), jobs)
+    return min(result.stats.acceptance_rate or 0.0 for result in results)
+
+
+def test_without_a_fault_both_checks_pass() -> None:
+    assert identical()
+    assert own_draft_acceptance() == 1.0
+
+
+def accept_all(draft: Draft, chosen: Sequence[int]) -> Verdict:
+    return Verdict(tuple(range(len(draft))), chosen[len(draft)])
+
+
+def drop_bonus_history(draft: Draft, chosen: Sequence[int]) -> Verdict:
+    """Takes the bonus from one row too early whenever something was accepted."""
+    verdict = engine_verify(draft, chosen)
+    return Verdict(verdict.accepted, chosen[max(0, len(verdict.accepted) - 1)])
+
+
+engine_verify = engine_module.verify
+
+
+@pytest.mark.parametrize("fault", [accept_all, drop_bonus_history])
+def test_wrong_walks_are_noticed(fault: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "verify", fault)
+    assert not identical()
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_rollback_off_by_one_is_noticed(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = TokenCache.truncate
+
+    def truncate(self: TokenCache, lane: int, rows: int) -> None:
+        real(self, lane, max(0, min(rows + shift, self._reserved[lane])) if rows else 0)
+
+    if shift == -1:
+        monkeypatch.setattr(TokenCache, "truncate", truncate)
+        assert not identical()
+    else:
+        # One row too many stays: harmless to the text, since it is overwritten, so the request's own count must lie.
+        append = engine_module._append
+        monkeypatch.setattr(engine_module, "_append", lambda *a: append(*a) + 1 if len(a[1]) else append(*a))
+        assert not identical()
+
+
+def test_noise_without_the_position_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = engine_module.choose_rows
+
+    def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> list[int]:
+        return real(logits, [replace(c, position=0) for c in choices])
+
+    monkeypatch.setattr(engine_module, "choose_rows", choose)
+    assert not identical()
+
+
+def test_a_shifted_noise_position_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Position counted inside the block instead of from the start of the text."""
+    real = engine_module._choices
+
+    def choices(block: pack_module.Block) -> list[Choice]:
+        return [replace(c, position=i) for i, c in enumerate(real(block))]
+
+    monkeypatch.setattr(engine_module, "_choices", choices)
+    assert not identical()
+
+
+def test_a_stale_draft_cache_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected draft rows taken for committed ones do not change the text, so acceptance has to show it."""
+
+    def observe(self: DraftModelDrafter, observations: Sequence[Observation]) -> None:
+        for seen in observations:
+            state = self._states[seen.request_id]
+            assert state is not None
+            state.num_rows = min(state.num_rows + len(state.fed), len(seen.token_ids) - 1)
+            state.fed.clear()
+
+    drafter = DraftModelDrafter(HistoryModel(V, errors=0.4), TokenCache(), max_model_len=512)
+    healthy = DraftModelDrafter(HistoryModel(V, errors=0.4), TokenCache(), max_model_len=512)
+    job = Job([5, 3], replace(WARM, max_tokens=200))
+    (good,) = run(make_engine(HistoryModel(V), TokenCache(), {"draft_model": healthy}), [job])
+    monkeypatch.setattr(DraftModelDrafter, "observe", observe)
+    (bad,) = run(make_engine(HistoryModel(V), TokenCache(), {"draft_model": drafter}), [job])
+    assert good.outputs[0].token_ids == bad.outputs[0].token_ids
+    assert bad.stats.accepted_tokens < good.stats.accepted_tokens
+
+
+def test_a_pack_with_shifted_slots_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shifted(lane: int, begin: int, end: int, first_slot: int) -> Segment:
+        return Segment(lane, begin, end, max(0, first_slot - 1))
+
+    monkeypatch.setattr(pack_module, "Segment", shifted)
+    assert not identical()
