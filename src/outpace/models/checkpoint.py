@@ -1,0 +1,257 @@
+"""Named tensors on disk: one safetensors file, a sharded set, or (only when allowed) pickled weights.
+
+Every way a download can be wrong ends in one error that names the file, and the tensor where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from outpace.errors import CheckpointError
+from outpace.models.files import describe_impostor
+
+__all__ = ["Checkpoint", "read_json"]
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_WEIGHTS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """One tensor: where it lies, what it is, how to read it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], torch.Tensor]
+
+
+class Checkpoint:
+    """The weights of one model, read tensor by tensor when asked for.
+
+    Args:
+        source: the file that lists the tensors: the only one, or the index of a sharded set.
+        tensors: what is stored, by name.
+    """
+
+    def __init__(self, source: Path, tensors: Mapping[str, _Stored]) -> None:
+        self.source = source
+        self._tensors = dict(tensors)
+
+    @classmethod
+    def open(cls, folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
+        """Opens the weights in a model folder; reads headers only.
+
+        Args:
+            folder: holds `model.safetensors` or `model.safetensors.index.json` with its shards; with `allow_pickle`
+                also `pytorch_model.bin` or its index.
+            allow_pickle: read `.bin` files (with torch's restricted unpickler) if there are no safetensors.
+
+        Raises:
+            CheckpointError: no weights, a missing or damaged file, an index that does not fit its shards.
+        """
+        kinds = [("model.safetensors", _read_safetensors)]
+        if allow_pickle:
+            kinds.append(("pytorch_model.bin", _read_pickle))
+        for name, read in kinds:
+            if (folder / name).is_file():
+                return cls(folder / name, read(folder / name))
+            index = folder / f"{name}.index.json"
+            if index.is_file():
+                return cls(index, _read_shards(index, read))
+        pickled = sorted(folder.glob("*.bin"))
+        if pickled and not allow_pickle:
+            raise CheckpointError(
+                f"{folder} holds only pickled weights ({pickled[0].name}), which can run code while they load: "
+                "convert them to safetensors, or allow them with allow_pickle=True (--allow-pickle)"
+            )
+        hint = "" if allow_pickle else " (pickled pytorch_model.bin weights need allow_pickle=True)"
+        raise CheckpointError(f"{folder} holds no model.safetensors and no model.safetensors.index.json{hint}")
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, by name."""
+        return {name: stored.shape for name, stored in self._tensors.items()}
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Type of every tensor as stored, by name."""
+        return {name: stored.dtype for name, stored in self._tensors.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors as stored."""
+        return sum(_count(stored.shape) * stored.dtype.itemsize for stored in self._tensors.values())
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers stored, over all tensors."""
+        return sum(_count(stored.shape) for stored in self._tensors.values())
+
+    def get(self, name: str) -> torch.Tensor:
+        """Reads one tensor, in its stored type. It may share memory with the file: copy it before changing it.
+
+        Raises:
+            CheckpointError: there is no such tensor, or it cannot be read.
+        """
+        if name not in self._tensors:
+            raise CheckpointError(f"{self.source} has no tensor {name!r}")
+        stored = self._tensors[name]
+        try:
+            return stored.read()
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{stored.file}: tensor {name!r} cannot be read ({error})") from error
+
+    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Accounts for every tensor: none missing, none unknown, each with its shape and a type of weights.
+
+        Two kinds of unknown tensors are harmless and let pass: `lm_head.weight` where the model expects none (its
+        head is the embedding, and some tools store it twice) and `rotary_emb.inv_freq` buffers.
+
+        Args:
+            expected: shape by name of every tensor the model needs.
+
+        Raises:
+            CheckpointError: naming the file and the first tensor that does not fit.
+        """
+        for name, shape in expected.items():
+            stored = self._tensors.get(name)
+            if stored is None:
+                raise CheckpointError(f"{self.source} lacks tensor {name!r} of shape {list(shape)}: incomplete weights")
+            if stored.shape != tuple(shape):
+                raise CheckpointError(
+                    f"{stored.file}: tensor {name!r} has shape {list(stored.shape)}, config.json asks for {list(shape)}"
+                )
+            if stored.dtype not in _WEIGHTS:
+                raise CheckpointError(
+                    f"{stored.file}: tensor {name!r} is {stored.dtype}; float16, bfloat16, float32 and float64 are read"
+                )
+        for name, stored in self._tensors.items():
+            harmless = name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")
+            if name not in expected and not harmless:
+                raise CheckpointError(
+                    f"{stored.file}: tensor {name!r} has no place in this model: config.json describes another one"
+                )
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Reads a JSON object.
+
+    Raises:
+        CheckpointError: naming a file that cannot be read or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}): download it again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}, not an object: download it again")
+    return value
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: download it again")
+    impostor = describe_impostor(path)
+    if impostor:
+        raise CheckpointError(f"{path} {impostor}")
+
+
+def _read_safetensors(path: Path) -> dict[str, _Stored]:
+    _require_file(path)
+    try:
+        file: Any = safe_open(str(path), framework="pt")
+        stored = {}
+        for name in file.keys():  # noqa: SIM118 (it is no mapping)
+            view = file.get_slice(name)
+            kind = view.get_dtype()
+            if kind not in _DTYPES:
+                raise CheckpointError(f"{path}: tensor {name!r} is of unknown type {kind}")
+            stored[name] = _Stored(path, tuple(view.get_shape()), _DTYPES[kind], _reader(file, name))
+        return stored
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} {_describe_damage(path, error)}") from error
+
+
+def _reader(file: Any, name: str) -> Callable[[], torch.Tensor]:
+    def read() -> torch.Tensor:
+        tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+    return read
+
+
+def _describe_damage(path: Path, error: Exception) -> str:
+    """Finds out how a safetensors file is broken: its header says where each tensor ends."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if 8 + length > size:
+            return f"is no safetensors file, or ends inside its header ({size} bytes): download it again"
+        try:
+            header = json.loads(file.read(length))
+            ends = {name: 8 + length + entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"has a damaged header ({error}): download it again"
+    cut = [name for name, end in sorted(ends.items(), key=lambda item: item[1]) if end > size]
+    if cut:
+        return f"is truncated: tensor {cut[0]!r} ends at byte {ends[cut[0]]}, the file at {size}: download it again"
+    return f"is damaged ({error}): download it again"
+
+
+def _read_shards(index: Path, read: Callable[[Path], dict[str, _Stored]]) -> dict[str, _Stored]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensor to file: download it again")
+    shards = {shard: read(index.parent / shard) for shard in sorted(set(places.values()))}
+    for name, shard in places.items():
+        if name not in shards[shard]:
+            raise CheckpointError(f"{index.parent / shard} lacks tensor {name!r}, which {index.name} says it holds")
+    # Tensors the index forgot are kept: `check` must see everything that is stored.
+    stored = {name: tensor for shard in shards.values() for name, tensor in shard.items()}
+    return {**stored, **{name: shards[shard][name] for name, shard in places.items()}}
+
+
+def _read_pickle(path: Path) -> dict[str, _Stored]:
+    _require_file(path)
+    try:
+        # Old files are no zip archives and cannot be mapped into memory.
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{path} cannot be read as pickled weights ({reason})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, not tensors by name")
+    stored = {}
+    for name, tensor in content.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(f"{path}: entry {name!r} is a {type(tensor).__name__}, not a tensor")
+        stored[name] = _Stored(path, tuple(tensor.shape), tensor.dtype, partial(torch.Tensor.detach, tensor))
+    return stored
