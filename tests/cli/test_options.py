@@ -1,0 +1,164 @@
+"""Options: where their help comes from, what they become, and what happens to bad ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from outpace import __version__
+from outpace.config import EngineConfig, SpeculativeConfig, field_help
+from outpace.params import SamplingParams, SpeculationParams
+from tests.cli.stand_in import Script, StandIn
+
+
+def test_every_option_reaches_its_setting(outpace) -> None:
+    result = outpace(
+        "generate", "Hi", "--model", "m", "--quantization", "none", "--max-model-len", "100", "--max-num-seqs", "3",
+        "--max-num-batched-tokens", "64", "--cache-tokens", "900", "--threads", "1", "--trust-remote-code",
+        "--allow-pickle", "--speculative-model", "self:7", "--num-speculative-tokens", "4", "--temperature", "0.5",
+        "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1", "--seed", "7", "--max-tokens", "3", "--stop", "a",
+        "--stop", "b",
+    )  # fmt: skip
+    assert result.code == 0
+    assert result.llm.opened == [
+        (
+            EngineConfig("m", "none", 100, 3, 64, 900, 1, True, True),
+            SpeculativeConfig(method="early_exit", exit_layer=7, num_speculative_tokens=4),
+        )
+    ]
+    params = SamplingParams(0.5, 0.9, 40, 0.1, 7, 3, ("a", "b"))
+    assert result.llm.requests == [([{"role": "user", "content": "Hi"}], params, SpeculationParams())]
+
+
+def test_options_left_out_leave_settings_alone(outpace) -> None:
+    result = outpace("generate", "Hi")
+    assert result.llm.opened == [(EngineConfig(), SpeculativeConfig())]
+    assert result.llm.requests[0][1] == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--speculative-model", "auto"], SpeculativeConfig(method="ngram")),
+        (["--speculative-model", "none"], SpeculativeConfig(method="none")),
+        (["--speculative-model", "self"], SpeculativeConfig(method="early_exit")),
+        (["--speculative-model", "some/draft"], SpeculativeConfig(method="draft_model", model="some/draft")),
+        (["--num-speculative-tokens", "0"], SpeculativeConfig(num_speculative_tokens=0)),
+        (
+            ["--speculative-config", '{"method": "ngram", "prompt_lookup_max": 4}', "--num-speculative-tokens", "2"],
+            SpeculativeConfig(prompt_lookup_max=4, num_speculative_tokens=2),
+        ),
+    ],
+)
+def test_choosing_a_drafter(outpace, words: list[str], expected: SpeculativeConfig) -> None:
+    assert outpace("generate", "Hi", *words).llm.opened[0][1] == expected
+
+
+def test_underscores_and_hyphens_are_the_same_but_only_in_names(outpace) -> None:
+    result = outpace("generate", "--max_tokens=2", "--top_p", "0.5", "--stop=__x_y", "--", "--an_odd_prompt")
+    assert result.code == 0
+    prompt, params, _ = result.llm.requests[0]
+    assert prompt == [{"role": "user", "content": "--an_odd_prompt"}]
+    assert params == SamplingParams(max_tokens=2, top_p=0.5, stop=("__x_y",))
+
+
+def test_help_has_the_text_of_every_field(outpace) -> None:
+    shown = " ".join(outpace("generate", "--help").out.split())
+    for item in fields(EngineConfig):
+        text = field_help(EngineConfig, item.name).partition("None:")[0]
+        assert f"--{item.name.replace('_', '-')}" in shown
+        assert text in shown
+    assert "keep the smallest set of most likely tokens whose mass reaches this, in (0, 1]" in shown
+    assert "None" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "-1"], ["temperature=-1.0", "0 (greedy) or more"]),
+        (["--temperature", "nan"], ["temperature=nan", "0 (greedy) or more"]),
+        (["--temperature", "warm"], ["--temperature", "'warm'"]),
+        (["--top-p", "0"], ["top_p=0.0", "(0, 1]"]),
+        (["--top-p", "1.5"], ["top_p=1.5", "(0, 1]"]),
+        (["--top-k", "-2"], ["top_k=-2", "off"]),
+        (["--min-p", "2"], ["min_p=2.0", "[0, 1]"]),
+        (["--max-tokens", "0"], ["max_tokens=0", "at least 1"]),
+        (["--num-speculative-tokens", "-1"], ["num_speculative_tokens=-1", "0 (off) to 64"]),
+        (["--num-speculative-tokens", "65"], ["num_speculative_tokens=65", "0 (off) to 64"]),
+        (["--speculative-model", ""], ["--speculative-model ''", "ngram"]),
+        (["--speculative-model", "self:x"], ["'self:x'", "self:20"]),
+        (["--speculative-config", "{"], ["--speculative-config", "not JSON"]),
+        (["--speculative-config", "[1]"], ["must be a JSON object"]),
+        (["--speculative-config", '{"depth": 1}'], ["'depth'", "known keys"]),
+        (["--speculative-config", "{}", "--speculative-model", "none"], ["not allowed with"]),
+        (["--quantization", "int3"], ["quantization='int3'", "int8"]),
+        (["--max-model-len", "0"], ["max_model_len=0", "at least 1"]),
+        (["--threads", "0"], ["threads=0", "at least 1"]),
+        (["--model", ""], ["model=''", "alias"]),
+        (["--stop", ""], ["stop", "at least one character"]),
+        (["--seed", "1e3"], ["--seed", "'1e3'"]),
+        (["--frobnicate"], ["--frobnicate"]),
+        (["--temp", "1"], ["--temp"]),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "chat", "demo"])
+def test_a_bad_option_is_two_lines_and_code_2_before_anything_loads(outpace, command, arguments, words) -> None:
+    prompt = ["Hi"] if command == "generate" else []
+    result = outpace(command, *prompt, *arguments, models=("m",))
+    assert (result.code, result.out, result.llm.opened) == (2, "", [])
+    assert len(result.err.splitlines()) <= 2
+    for word in words:
+        assert word in result.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"]])
+def test_no_command_or_an_unknown_one(outpace, arguments) -> None:
+    result = outpace(*arguments)
+    assert result.code == 2
+    assert "COMMAND" in result.err
+    assert len(result.err.splitlines()) <= 2
+
+
+def test_version(outpace) -> None:
+    result = outpace("--version")
+    assert (result.code, result.out) == (0, f"outpace {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--version"], 0), (["demo", "--help"], 0), (["generate", "Hi", "--top-p", "7"], 2)]
+)
+def test_help_and_bad_options_come_without_torch(arguments: list[str], code: int) -> None:
+    program = (
+        "import sys; from outpace.cli.main import main; code = main(sys.argv[1:]); "
+        "print([m for m in ('torch', 'transformers') if m in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "outpace", "generate", "--max-tokens", "0", "x"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "outpace: max_tokens=0 is not possible: it must be at least 1\n"
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "demo"])
+def test_print_config_prints_what_is_in_force_and_ends(outpace, command) -> None:
+    result = outpace(
+        command, "--print-config", "--model", "m", "--top-p", "0.5", "--seed", "3", "--stop", "x",
+        llm=StandIn(Script(fault=AssertionError("nothing may be generated"))),
+    )  # fmt: skip
+    config = json.loads(result.out)
+    assert result.code == 0
+    assert config["engine"]["model"] == "m"
+    assert config["speculative"] == {"method": "ngram"}
+    expected = {"temperature": 0.0, "top_p": 0.5, "top_k": 0, "min_p": 0.0, "seed": 3, "max_tokens": 512, "stop": ["x"]}
+    assert config["sampling"] == expected
