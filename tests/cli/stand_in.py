@@ -42,6 +42,7 @@ class StandIn:
 
     script: Script
     chat_template: bool = True
+    name: str = BANNER
     opened: list[tuple[EngineConfig, SpeculativeConfig]] = field(default_factory=list)
     requests: list[tuple[Any, SamplingParams, SpeculationParams]] = field(default_factory=list)
     closed: int = 0
@@ -63,7 +64,7 @@ class StandIn:
         return self.chat_template
 
     def banner(self) -> str:
-        return BANNER
+        return self.name
 
     def describe(self) -> dict[str, Any]:
         config, speculative = self.opened[-1]

