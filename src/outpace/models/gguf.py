@@ -169,13 +169,23 @@ def _read_tensor(file: GgufFile, tensor: GgufTensor) -> torch.Tensor:
     """A tensor in float16, or in bfloat16 if a value is too large for that."""
     for dtype in (torch.float16, torch.bfloat16):
         values = torch.empty(tensor.rows, tensor.shape[-1], dtype=dtype)
-        step = max(1, _CHUNK_WEIGHTS // tensor.shape[-1])
-        for begin in range(0, tensor.rows, step):
-            end = min(begin + step, tensor.rows)
-            values[begin:end] = torch.from_numpy(file.read_rows(tensor, begin, end))
-        if values.isfinite().all():
+        if _fill(file, tensor, values):
             return values.view(tensor.shape)
     raise CheckpointError(f"{file.path}: tensor {tensor.name!r} holds values that are not finite: a damaged file")
+
+
+def _fill(file: GgufFile, tensor: GgufTensor, values: torch.Tensor) -> bool:
+    """Copies a tensor's values piece by piece; False as soon as one is beyond the type of `values`, or no number."""
+    largest = torch.finfo(values.dtype).max
+    step = max(1, _CHUNK_WEIGHTS // tensor.shape[-1])
+    for begin in range(0, tensor.rows, step):
+        end = min(begin + step, tensor.rows)
+        rows = file.read_rows(tensor, begin, end)
+        # In numpy: torch would share this out over threads, which stalls for seconds where one core is busy.
+        if not (rows.max() <= largest and rows.min() >= -largest):
+            return False
+        values[begin:end] = torch.from_numpy(rows)
+    return True
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,0 +1,136 @@
+"""How much memory a model will take and how much there is, asked before loading: the system kills without asking."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outpace.errors import InvalidParameter, OutOfMemory
+from outpace.models.checkpoint import Checkpoint
+from outpace.models.files import format_bytes
+
+__all__ = ["RESERVE_BYTES", "available_bytes", "estimate_bytes", "require_fit"]
+
+RESERVE_BYTES = 256 << 20
+"""Left free for activations, the interpreter and everybody else."""
+
+_LINEAR_BYTES = {"int8": 1, "none": 4}
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Memory this process may still take: what the system has free, or less if a control group allows less.
+
+    Args:
+        root: where /proc and /sys are; another one in tests.
+
+    Returns:
+        Bytes, or None on a system that tells neither.
+    """
+    found = [_system_bytes(root), *_group_bytes(root)]
+    return min((count for count in found if count is not None), default=None)
+
+
+def estimate_bytes(checkpoint: Checkpoint, quantization: str) -> int:
+    """Most memory that loading a checkpoint takes, from its header alone.
+
+    Linear layers are packed at 1 byte a weight in int8, else 4; the output head is one of them, also where it is
+    tied to the embedding. The embedding stays as stored, vectors are float32. While a layer is packed it exists a
+    second time in float32, which counts once, for the largest.
+
+    Args:
+        checkpoint: the weights.
+        quantization: int8, or none for fp32.
+
+    Raises:
+        InvalidParameter: another quantization.
+    """
+    if quantization not in _LINEAR_BYTES:
+        raise InvalidParameter(f"quantization={quantization!r} has no size; possible: {', '.join(_LINEAR_BYTES)}")
+    shapes, dtypes = checkpoint.shapes, checkpoint.dtypes
+    kept = largest = 0
+    for name, shape in shapes.items():
+        count = 1
+        for size in shape:
+            count *= size
+        if len(shape) < 2:
+            kept += 4 * count
+            continue
+        largest = max(largest, 4 * count)
+        linear = _LINEAR_BYTES[quantization] * count + 8 * shape[0]
+        if name == _EMBEDDING:
+            kept += dtypes[name].itemsize * count + (0 if _HEAD in shapes else linear)
+        else:
+            kept += linear
+    return kept + largest
+
+
+def require_fit(label: str, num_bytes: int, cache_bytes: int = 0) -> None:
+    """Refuses what would not fit.
+
+    Args:
+        label: the model's name, for the message.
+        num_bytes: memory for its weights, as from `estimate_bytes`.
+        cache_bytes: memory for keys and values.
+
+    Raises:
+        OutOfMemory: naming what is needed and what is free.
+    """
+    free = available_bytes()
+    if free is None or num_bytes + cache_bytes + RESERVE_BYTES <= free:
+        return
+    parts = f"{format_bytes(num_bytes)} for weights" + (
+        f", {format_bytes(cache_bytes)} for the cache" * bool(cache_bytes)
+    )
+    raise OutOfMemory(
+        f"{label} needs {parts} and {format_bytes(RESERVE_BYTES)} to work with, {format_bytes(free)} of memory are "
+        "free: take a smaller model, quantization int8, or fewer cache_tokens"
+    )
+
+
+def _system_bytes(root: Path) -> int | None:
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _group_bytes(root: Path) -> list[int]:
+    """Memory left in every control group this process is in (version 1 and 2), outermost ones included."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        number, kinds, path = line.split(":", 2)
+        if number != "0" and "memory" not in kinds.split(","):
+            continue
+        base = root / ("sys/fs/cgroup" if number == "0" else "sys/fs/cgroup/memory")
+        names = (
+            ("memory.max", "memory.current") if number == "0" else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
+        group = base / path.strip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(base):
+                break
+            left = _left_in(folder, *names)
+            if left is not None:
+                found.append(left)
+    return found
+
+
+def _left_in(folder: Path, limit_name: str, usage_name: str) -> int | None:
+    try:
+        limit = int((folder / limit_name).read_text())
+        usage = int((folder / usage_name).read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no such group, or "max": no limit
+        return None
+    # Cached file contents count as used but are given back when memory is wanted.
+    reclaimable = int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
+    return max(0, limit - usage + reclaimable)
