@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import zlib
 from collections.abc import Callable, Sequence
@@ -69,6 +70,15 @@ class TokenCache:
             assert set(self.tokens[lane]) == {FREE}
 
 
+@functools.cache
+def _hashed_logits(history: tuple[int, ...], vocab_size: int, errors: float) -> np.ndarray:
+    key = zlib.crc32(np.array(history, dtype=np.int64).tobytes())
+    values = np.random.default_rng(key).normal(size=vocab_size) * 3
+    if np.random.default_rng(key + 1).random() < errors:
+        values = np.random.default_rng(key + 2).normal(size=vocab_size) * 3
+    return values.astype(np.float32)
+
+
 class HistoryModel:
     """Logits are a hash of the last few tokens in the cache, so any stale, missing or misplaced row changes the text.
 
@@ -95,11 +105,7 @@ class HistoryModel:
     def logits(self, history: Sequence[int]) -> np.ndarray:
         if self.broken(history):
             return np.full(self.vocab_size, np.nan, dtype=np.float32)
-        key = zlib.crc32(np.array(history[-self.order :], dtype=np.int64).tobytes())
-        values = np.random.default_rng(key).normal(size=self.vocab_size) * 3
-        if np.random.default_rng(key + 1).random() < self.errors:
-            values = np.random.default_rng(key + 2).normal(size=self.vocab_size) * 3
-        return values.astype(np.float32)
+        return _hashed_logits(tuple(history[-self.order :]), self.vocab_size, self.errors)
 
     def forward(self, pack: Pack, cache: Cache) -> ForwardResult:
         assert isinstance(cache, TokenCache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,8 +36,16 @@ class Job:
 
 def plain(model: HistoryModel, job: Job, eos: frozenset[int] = frozenset()) -> list[int]:
     """Token by token from the whole history: no engine, no cache."""
-    history = list(job.prompt)
-    assert job.params.max_tokens is not None
+    assert not model.errors
+    return list(_plain(model.vocab_size, model.order, tuple(job.prompt), job.params, job.number, eos))
+
+
+@functools.cache
+def _plain(
+    vocab_size: int, order: int, prompt: tuple[int, ...], params: SamplingParams, number: int, eos: frozenset[int]
+) -> list[int]:
+    model, job, history = HistoryModel(vocab_size, order), Job(list(prompt), params, number=number), list(prompt)
+    assert params.max_tokens is not None
     for _ in range(job.params.max_tokens):
         logits = torch.from_numpy(model.logits(history))[None]
         (token,) = choose_rows(logits, [Choice(job.params, job.params.seed or 0, len(history), job.number)])

@@ -29,7 +29,7 @@ def build_drafter(name: str, model: HistoryModel, jobs: list[Job]) -> Drafter:
     if name == "empty":
         return ScriptedDrafter("empty", lambda ask: Draft())
     if name.startswith("draft_model"):
-        draft = HistoryModel(V, order=model.order, errors=0.9 if name.endswith("bad") else 0.4)
+        draft = HistoryModel(V, order=model.order, errors=0.9 if name.endswith("bad") else 0.2)
         return DraftModelDrafter(draft, TokenCache(), max_model_len=512)
     texts = [job.prompt + plain(model, job) for job in jobs]
     return oracle_drafter(lambda tokens: next(t for t in texts if t[: len(tokens)] == list(tokens)))
@@ -52,7 +52,7 @@ def test_same_tokens(name: str, k: int, batch: int, rows: int, preempt: bool) ->
         assert result.outputs[0].token_ids == plain(model, job)
     if preempt and batch == 8:
         assert sum(r.stats.preemptions for r in results) > 0
-    if name == "draft_model" and k > 1:
+    if name == "draft_model" and k > 1 and rows == 512:
         drafted, accepted = (sum(getattr(r.stats, f) for r in results) for f in ("draft_tokens", "accepted_tokens"))
         assert drafted * 0.2 < accepted < drafted, "a test in which drafts are all right or all wrong proves nothing"
 

@@ -11,7 +11,7 @@ import torch
 import outpace.engine.engine as engine_module
 import outpace.engine.pack as pack_module
 from outpace.drafters.draft_model import DraftModelDrafter
-from outpace.types import Choice, Draft, Observation, Segment, Verdict
+from outpace.types import Ask, Choice, Draft, Observation, Segment, Verdict
 
 from .fakes import HistoryModel, TokenCache, random_drafter
 from .harness import WARM, Job, make_engine, mixed_jobs, plain, run
@@ -100,24 +100,32 @@ def test_a_shifted_noise_position_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert not identical()
 
 
+def missing_row(self: DraftModelDrafter, observations: Sequence[Observation]) -> None:
+    """Forgets that the last draft token was never fed, so nothing catches up after full acceptance."""
+    for seen in observations:
+        state = self._states[seen.request_id]
+        assert state is not None
+        state.num_rows, state.num_fed = len(seen.token_ids) - 1, 0
+
+
 def test_a_stale_draft_cache_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rejected draft rows taken for committed ones do not change the text, so acceptance has to show it."""
+    monkeypatch.setattr(DraftModelDrafter, "observe", missing_row)
+    with pytest.raises(AssertionError, match="never computed"):
+        own_draft_acceptance()
 
-    def observe(self: DraftModelDrafter, observations: Sequence[Observation]) -> None:
-        for seen in observations:
-            state = self._states[seen.request_id]
-            assert state is not None
-            state.num_rows = min(state.num_rows + len(state.fed), len(seen.token_ids) - 1)
-            state.fed.clear()
 
-    drafter = DraftModelDrafter(HistoryModel(V, errors=0.4), TokenCache(), max_model_len=512)
-    healthy = DraftModelDrafter(HistoryModel(V, errors=0.4), TokenCache(), max_model_len=512)
-    job = Job([5, 3], replace(WARM, max_tokens=200))
-    (good,) = run(make_engine(HistoryModel(V), TokenCache(), {"draft_model": healthy}), [job])
-    monkeypatch.setattr(DraftModelDrafter, "observe", observe)
-    (bad,) = run(make_engine(HistoryModel(V), TokenCache(), {"draft_model": drafter}), [job])
-    assert good.outputs[0].token_ids == bad.outputs[0].token_ids
-    assert bad.stats.accepted_tokens < good.stats.accepted_tokens
+def test_a_draft_from_the_wrong_history_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text stays right, acceptance must show it."""
+    real = DraftModelDrafter._begin
+
+    def begin(self: DraftModelDrafter, ask: Ask) -> object:
+        growth = real(self, ask)
+        assert growth is not None
+        growth.rows = [0] * len(growth.rows)
+        return growth
+
+    monkeypatch.setattr(DraftModelDrafter, "_begin", begin)
+    assert own_draft_acceptance() < 1.0
 
 
 def test_a_pack_with_shifted_slots_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,12 +31,12 @@ class _State:
     Args:
         lane: in the draft cache.
         num_rows: rows [0, num_rows) hold committed tokens.
-        fed: draft tokens whose rows follow them, from the last proposal.
+        num_fed: rows of draft tokens behind them, from the last proposal.
     """
 
     lane: int
     num_rows: int = 0
-    fed: list[int] = field(default_factory=list)
+    num_fed: int = 0
 
 
 @dataclass(slots=True)
@@ -84,11 +84,10 @@ class DraftModelDrafter:
             state = self._states[seen.request_id]
             if state is None:
                 continue
-            # The newest token is always fed again: its logits are where the next draft starts.
-            end = min(state.num_rows + len(state.fed), len(seen.token_ids) - 1)
-            committed = seen.token_ids[state.num_rows : end]
-            state.num_rows += _common_prefix(committed, state.fed)
-            state.fed.clear()
+            # Accepted tokens are the first of those fed; the newest token is always fed again, since its logits are
+            # where the next draft starts. After full acceptance one row is missing, and the next draft catches up.
+            state.num_rows = min(state.num_rows + state.num_fed, len(seen.token_ids) - 1)
+            state.num_fed = 0
             self._cache.truncate(state.lane, state.num_rows)
 
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
@@ -144,12 +143,12 @@ class DraftModelDrafter:
         segments: list[Segment] = []
         for growth in growths:
             state, begin = growth.state, len(ids)
-            first = state.num_rows + len(state.fed)
+            first = state.num_rows + state.num_fed
             ids += growth.rows
             positions += range(first, first + len(growth.rows))
             segments.append(Segment(state.lane, begin, len(ids), first))
             if growth.ids:
-                state.fed += growth.rows
+                state.num_fed += len(growth.rows)
             else:
                 state.num_rows += len(growth.rows)
         last = torch.tensor([segment.end - 1 for segment in segments] if wanted else [], dtype=torch.int64)
@@ -160,10 +159,3 @@ class DraftModelDrafter:
 def _choice(growth: _Growth) -> Choice:
     ask = growth.ask
     return Choice(ask.params, ask.seed, len(ask.token_ids) + len(growth.ids), ask.number)
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    length = 0
-    while length < len(a) and a[length] == b[length]:
-        length += 1
-    return length

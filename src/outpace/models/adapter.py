@@ -1,0 +1,127 @@
+"""A trained network at an early exit: one decoder block with a cache of its own and a norm; the head is the target's.
+
+On disk it is a folder:
+
+    config.json          {"model_type": "outpace_exit_adapter", "exit_layer": E, "hidden_size": H, "num_hidden_layers": L}
+                         with hidden_size and num_hidden_layers of the target it was trained for
+    model.safetensors    block.input_layernorm.weight, block.self_attn.q_proj.weight, ... as one layer of the target is
+                         named and shaped, and norm.weight [H]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from outpace.errors import CheckpointError, InvalidParameter, ModelNotFound
+from outpace.kv.attention import AttentionPlan
+from outpace.kv.cache import KvCache
+from outpace.models.blocks import Block, RmsNorm, WeightSource
+from outpace.models.checkpoint import Checkpoint, read_json
+from outpace.models.config import expected_tensors
+from outpace.models.decoder import Decoder
+from outpace.types import Segment
+
+__all__ = ["ADAPTER_TYPE", "BlockAdapter", "adapter_tensors", "load_adapter"]
+
+ADAPTER_TYPE = "outpace_exit_adapter"
+
+
+class BlockAdapter:
+    """`protocols.ExitAdapter` for the lean decoder.
+
+    Args:
+        model: the target, whose head it shares.
+        weights: its tensors, named as above.
+        exit_layer: the layer whose entering states it reads.
+        num_lanes: requests side by side.
+        capacity: rows in a lane.
+        max_rows: rows of its cache at most over all lanes.
+    """
+
+    def __init__(
+        self, model: Decoder, weights: WeightSource, *, exit_layer: int, num_lanes: int, capacity: int, max_rows: int
+    ) -> None:
+        config = model.config
+        self.exit_layer = exit_layer
+        self._model = model
+        self._block = Block(config, weights, "block.", model.quantization)
+        self._norm = RmsNorm(weights.get("norm.weight"), config.rms_norm_eps)
+        self.cache = KvCache(
+            num_layers=1,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            num_lanes=num_lanes,
+            capacity=capacity,
+            max_rows=max_rows,
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._block.weight_bytes + self._norm.weight_bytes
+
+    @torch.inference_mode()
+    def logits(
+        self, hidden: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment], wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """[R, H] states at the exit -> [N, V] float32 logits of the `wanted` [N] rows; writes rows to its cache."""
+        config = self._model.config
+        plan = AttentionPlan(
+            segments, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim
+        )
+        hidden = self._block(hidden, self._model.rope.at(positions), plan, self.cache, 0, wanted)
+        if not len(hidden):
+            return torch.empty(0, self._model.vocab_size)
+        return self._model.head(self._norm(hidden))
+
+
+def adapter_tensors(model: Decoder) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of an adapter for this target."""
+    one_layer = replace(model.config, num_layers=1, windows=(None,))
+    prefix = "model.layers.0."
+    shapes = expected_tensors(one_layer).items()
+    block = {"block." + name.removeprefix(prefix): shape for name, shape in shapes if name.startswith(prefix)}
+    return {**block, "norm.weight": (model.config.hidden_size,)}
+
+
+def load_adapter(
+    folder: str, model: Decoder, *, exit_layer: int | None, num_lanes: int, capacity: int, max_rows: int
+) -> BlockAdapter:
+    """Reads an adapter's folder.
+
+    Args:
+        folder: as described above; `~` is expanded.
+        model: the target it is for.
+        exit_layer: the exit asked for, if any.
+        num_lanes: requests side by side.
+        capacity: rows in a lane.
+        max_rows: rows of its cache at most over all lanes.
+
+    Raises:
+        ModelNotFound: no such folder.
+        CheckpointError: a file is damaged, or it is not an adapter for this model.
+        InvalidParameter: it was trained for another exit.
+    """
+    path = Path(folder).expanduser()
+    if not (path / "config.json").is_file():
+        raise ModelNotFound(f"{folder}: no adapter there; its folder holds config.json and model.safetensors")
+    config = read_json(path / "config.json")
+    if config.get("model_type") != ADAPTER_TYPE:
+        raise CheckpointError(
+            f"{path / 'config.json'}: model_type is {config.get('model_type')!r}, not {ADAPTER_TYPE!r}"
+        )
+    own = {"hidden_size": model.config.hidden_size, "num_hidden_layers": model.num_layers}
+    for key, value in own.items():
+        if config.get(key) != value:
+            raise CheckpointError(f"{path / 'config.json'}: made for {key}={config.get(key)}, the target has {value}")
+    trained = config.get("exit_layer")
+    if not isinstance(trained, int) or not 1 <= trained < model.num_layers:
+        raise CheckpointError(f"{path / 'config.json'}: exit_layer={trained!r} is not in 1 to {model.num_layers - 1}")
+    if exit_layer not in (None, trained):
+        raise InvalidParameter(f"exit_layer={exit_layer} does not go with {folder}: it was trained for {trained}")
+    weights = Checkpoint.open(path)
+    weights.check(adapter_tensors(model))
+    return BlockAdapter(model, weights, exit_layer=trained, num_lanes=num_lanes, capacity=capacity, max_rows=max_rows)
