@@ -1,0 +1,276 @@
+"""The lean decoder: Llama, SmolLM, Mistral, Qwen2 and Qwen3 over outpace's own cache and packed linear layers.
+
+On a CPU a row's hidden states, logits and cache rows have the same bits in every pack: alone, in a verification
+block, in a prefill chunk, beside other requests. `probe.probe_rows` checks this on the loaded weights and sets
+`Decoder.row_path` to a slower way where it does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+import torch
+
+from outpace.errors import CheckpointError, InvalidParameter
+from outpace.kv.attention import AttentionPlan
+from outpace.kv.cache import KvCache
+from outpace.models.blocks import Block, RmsNorm, WeightSource
+from outpace.models.config import DecoderConfig
+from outpace.models.linear import pack_linear
+from outpace.models.rope import RopeTable
+from outpace.types import ForwardResult, Pack, Segment
+
+__all__ = ["Decoder", "RowPath", "WeightSource"]
+
+
+class RowPath(Enum):
+    """How the rows of a pack are computed, fastest first; the value is for people."""
+
+    BLOCKS = "whole packs at once"
+    ROW_ATTENTION = "whole packs, attention one row at a time"
+    SINGLE_ROWS = "one row at a time"
+
+
+class Decoder:
+    """A causal language model (`protocols.TargetModel`).
+
+    Results are inference tensors: change them in place only inside `torch.inference_mode`.
+
+    Args:
+        config: its shape.
+        weights: its tensors; none is kept but the embedding.
+        quantization: linear layers in "int8" or "none" (fp32).
+        vocab_size: ids the tokenizer knows; the head is cut to it, so that padded ids do not exist. None, or more
+            than the checkpoint has, keeps the checkpoint's.
+        max_model_len: longest prompt plus output wanted; None is the model's own.
+        progress: called with (layers done, all layers) after each.
+
+    Raises:
+        InvalidParameter: max_model_len beyond the model's own.
+        CheckpointError: a tensor is missing.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: WeightSource,
+        *,
+        quantization: str = "none",
+        vocab_size: int | None = None,
+        max_model_len: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if max_model_len is not None and max_model_len > config.max_positions:
+            raise InvalidParameter(
+                f"max_model_len={max_model_len} is not possible: the model has {config.max_positions} positions"
+            )
+        self.config = config
+        self.quantization = quantization
+        self.row_path = RowPath.BLOCKS
+        self.hidden_size = config.hidden_size
+        self.num_layers = config.num_layers
+        self.vocab_size = min(vocab_size or config.vocab_size, config.vocab_size)
+        self.max_model_len = max_model_len or config.max_positions
+        self.rope = RopeTable(config.rope, config.head_dim)
+        try:
+            self.blocks = self._load_blocks(weights, progress)
+            self._embedding = weights.get("model.embed_tokens.weight")
+            self.final_norm = RmsNorm(weights.get("model.norm.weight"), config.rms_norm_eps)
+            head = self._embedding if config.tie_word_embeddings else weights.get("lm_head.weight")
+        except KeyError as error:
+            raise CheckpointError(f"the checkpoint has no tensor {error.args[0]!r}") from error
+        self.head = pack_linear(head[: self.vocab_size], None, quantization)
+
+    def _load_blocks(self, weights: WeightSource, progress: Callable[[int, int], None] | None) -> list[Block]:
+        blocks = []
+        for layer in range(self.num_layers):
+            blocks.append(Block(self.config, weights, f"model.layers.{layer}.", self.quantization))
+            if progress is not None:
+                progress(layer + 1, self.num_layers)
+        return blocks
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory held by weights, in bytes."""
+        parts = sum(block.weight_bytes for block in self.blocks) + self.final_norm.weight_bytes
+        return parts + self.head.weight_bytes + self._embedding.nbytes
+
+    def describe(self) -> str:
+        """Precision of the linear layers, for people."""
+        return self.head.describe()
+
+    def new_cache(self, num_lanes: int, capacity: int, max_rows: int) -> KvCache:
+        """An empty cache of this model's shape.
+
+        Args:
+            num_lanes: requests side by side.
+            capacity: rows in a lane.
+            max_rows: rows reserved at most over all lanes.
+        """
+        return KvCache(
+            num_layers=self.num_layers,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            num_lanes=num_lanes,
+            capacity=capacity,
+            max_rows=max_rows,
+        )
+
+    @torch.inference_mode()
+    def forward(self, pack: Pack, cache: KvCache) -> ForwardResult:
+        """Computes a pack once and writes its rows to the cache.
+
+        Rows with a kept state skip the layers below `pack.resume_layer`; in aux layers below it they are zeros.
+
+        Raises:
+            ValueError: kept rows are not the first of their segments.
+        """
+        aux = {layer: torch.zeros(pack.num_rows, self.hidden_size) for layer in pack.aux_layers}
+        begin = pack.resume_layer if pack.resume_rows is not None else 0
+        hidden = self._enter(pack, begin, cache, aux)
+        all_wanted = self.num_layers in aux or len(pack.logits_rows) == pack.num_rows
+        keep = None if all_wanted else pack.logits_rows
+        hidden = self._run(hidden, pack.positions, pack.segments, begin, self.num_layers, cache, aux, keep)
+        wanted = hidden if keep is not None or len(hidden) == len(pack.logits_rows) else hidden[pack.logits_rows]
+        return ForwardResult(logits=self.logits(wanted), aux=aux)
+
+    @torch.inference_mode()
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """[R] int64 -> [R, H] float32, the states entering layer 0."""
+        return self._embedding.index_select(0, ids).float()
+
+    @torch.inference_mode()
+    def run_layers(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        segments: Sequence[Segment],
+        begin: int,
+        end: int,
+        cache: KvCache,
+        aux: dict[int, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Runs layers [begin, end) and writes their cache rows.
+
+        Args:
+            hidden: [R, H] states entering layer `begin`; not changed.
+            positions: [R] int64.
+            segments: where the rows belong, covering [0, R).
+            begin: first layer.
+            end: the layer after the last.
+            cache: the rows' cache.
+            aux: for each of its keys in [begin, end] the value becomes the [R, H] states entering that layer.
+
+        Returns:
+            [R, H] states entering layer `end`.
+        """
+        return self._run(hidden, positions, segments, begin, end, cache, {} if aux is None else aux, None)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Final norm and head: [N, H] states leaving the last layer -> [N, V] float32."""
+        if not len(hidden):
+            return torch.empty(0, self.vocab_size)
+        if self.row_path is RowPath.SINGLE_ROWS:
+            return torch.cat([self.head(self.final_norm(row)) for row in torch.split(hidden, 1)])
+        return self.head(self.final_norm(hidden))
+
+    def _enter(self, pack: Pack, begin: int, cache: KvCache, aux: dict[int, torch.Tensor]) -> torch.Tensor:
+        """States of all rows entering layer `begin`: computed for those without a kept state, then joined."""
+        if pack.resume_rows is None or pack.resume_hidden is None:
+            return self.embed(pack.ids)
+        rest, segments = _without_kept(pack.segments, pack.resume_rows.tolist())
+        hidden = torch.empty(pack.num_rows, self.hidden_size)
+        hidden[pack.resume_rows] = pack.resume_hidden
+        if rest:
+            rows = torch.tensor(rest)
+            below = {layer: aux[layer] for layer in aux if layer < begin}
+            states = self.embed(pack.ids[rows])
+            hidden[rows] = self._run(states, pack.positions[rows], segments, 0, begin, cache, below, None)
+            for layer, found in below.items():
+                aux[layer][rows] = found
+        return hidden
+
+    def _run(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        segments: Sequence[Segment],
+        begin: int,
+        end: int,
+        cache: KvCache,
+        aux: dict[int, torch.Tensor],
+        keep: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`run_layers`; with `keep`, the last layer finishes only these rows and returns them."""
+        if self.row_path is RowPath.SINGLE_ROWS and len(hidden) > 1:
+            hidden = self._run_singly(hidden, positions, segments, begin, end, cache, aux)
+            return hidden if keep is None else hidden[keep]
+        rope = self.rope.at(positions)
+        plans = self._plans(segments, begin, end)
+        for layer in range(begin, end):
+            if layer in aux:
+                aux[layer] = hidden
+            rows = keep if layer == end - 1 else None
+            hidden = self.blocks[layer](hidden, rope, plans[self.config.windows[layer]], cache, layer, rows)
+        if end in aux:
+            aux[end] = hidden
+        return hidden if keep is None or begin < end else hidden[keep]
+
+    def _run_singly(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        segments: Sequence[Segment],
+        begin: int,
+        end: int,
+        cache: KvCache,
+        aux: dict[int, torch.Tensor],
+    ) -> torch.Tensor:
+        """Every row in a pack of its own, in order: slow, and independent of its neighbours by construction."""
+        results: list[torch.Tensor] = []
+        found: dict[int, list[torch.Tensor]] = {layer: [] for layer in aux if begin <= layer <= end}
+        for segment in segments:
+            for row in range(segment.begin, segment.end):
+                alone = (Segment(segment.lane, 0, 1, segment.first_slot + row - segment.begin),)
+                own = {layer: hidden[:0] for layer in found}
+                one = slice(row, row + 1)
+                results.append(self._run(hidden[one], positions[one], alone, begin, end, cache, own, None))
+                for layer, state in own.items():
+                    found[layer].append(state)
+        aux.update({layer: torch.cat(states) for layer, states in found.items()})
+        return torch.cat(results)
+
+    def _plans(self, segments: Sequence[Segment], begin: int, end: int) -> dict[int | None, AttentionPlan]:
+        """One plan for each window the layers use."""
+        return {
+            window: AttentionPlan(
+                segments,
+                num_heads=self.config.num_heads,
+                num_kv_heads=self.config.num_kv_heads,
+                head_dim=self.config.head_dim,
+                sliding_window=window,
+                row_by_row=self.row_path is RowPath.ROW_ATTENTION,
+            )
+            for window in set(self.config.windows[begin:end])
+        }
+
+
+def _without_kept(segments: Sequence[Segment], kept: list[int]) -> tuple[list[int], tuple[Segment, ...]]:
+    """Rows without a kept state, and their segments in a pack of their own."""
+    rows: list[int] = []
+    rest: list[Segment] = []
+    done = 0
+    for segment in segments:
+        count = sum(segment.begin <= row < segment.end for row in kept[done : done + len(segment)])
+        if kept[done : done + count] != list(range(segment.begin, segment.begin + count)):
+            raise ValueError(f"kept rows {kept} are not the first of segment [{segment.begin}, {segment.end})")
+        done += count
+        if count < len(segment):
+            begin, left = len(rows), len(segment) - count
+            rows.extend(range(segment.begin + count, segment.end))
+            rest.append(Segment(segment.lane, begin, begin + left, segment.first_slot + count))
+    if done != len(kept):
+        raise ValueError(f"kept rows {kept} are not ascending rows of this pack")
+    return rows, tuple(rest)
