@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -53,14 +53,14 @@ class Cache(Protocol):
 
 
 class TargetModel(Protocol):
-    """A causal language model over the cache."""
+    """A causal language model over a cache of its own kind, which implements `Cache`."""
 
     @property
     def vocab_size(self) -> int:
         """Width of the logits: ids the tokenizer knows; padded ids are cut off."""
         ...
 
-    def forward(self, pack: Pack, cache: Cache) -> ForwardResult:
+    def forward(self, pack: Pack, cache: Any) -> ForwardResult:
         """Computes a pack once and writes its rows to the cache."""
         ...
 
@@ -82,7 +82,7 @@ class LayeredModel(TargetModel, Protocol):
         segments: Sequence[Segment],
         begin: int,
         end: int,
-        cache: Cache,
+        cache: Any,
     ) -> torch.Tensor:
         """[R, H] states entering layer `begin` -> [R, H] states entering layer `end`; writes these layers' rows."""
         ...

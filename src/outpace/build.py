@@ -1,0 +1,309 @@
+"""The only place that names concrete classes and puts an engine together.
+
+A new drafter is one file in `outpace/drafters` and one entry in `_MAKERS` here (and its name in
+`outpace.config.METHODS`); nothing else learns its name.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from outpace.config import EngineConfig, SpeculativeConfig
+from outpace.drafters.draft_model import DraftModelDrafter
+from outpace.drafters.early_exit import EarlyExitDrafter
+from outpace.drafters.exit_probe import SAMPLE_TEXT, probe_exits
+from outpace.drafters.ngram import NgramDrafter
+from outpace.engine.engine import Engine
+from outpace.errors import InvalidParameter, OutOfMemory
+from outpace.kv.cache import KvCache
+from outpace.models.adapter import load_adapter
+from outpace.models.config import DecoderConfig, expected_tensors
+from outpace.models.decoder import Decoder
+from outpace.models.files import format_bytes
+from outpace.models.load import LoadedFiles, available_bytes, estimate_bytes, load_files, require_fit
+from outpace.models.probe import ProbeReport, probe_rows
+from outpace.models.threads import usable_cores
+from outpace.models.tokenizer import Detokenizer, Tokenizer, check_same_vocabulary
+from outpace.params import SamplingDefaults
+from outpace.protocols import Drafter
+
+__all__ = ["Built", "Notify", "Progress", "build"]
+
+Front = Literal["cli", "api"]
+Notify = Callable[[str], None]
+"""Takes a line for people: what is being done, or what was found."""
+Progress = Callable[[str, int, int], None]
+"""Takes (what, done, total) of a long step."""
+
+_MOST_POSITIONS = 32768
+"""Context unless max_model_len asks for more."""
+_CACHE_SHARE = 0.5
+"""Share of the memory left after loading that the cache may grow into unless cache_tokens says."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine, ready, and what it was made of.
+
+    Args:
+        engine: the engine.
+        tokenizer: the target's.
+        defaults: what sampling parameters left at None mean.
+        config: the engine's settings with every automatic value resolved.
+        speculative: the drafters' settings, resolved.
+        label: the target's name.
+        parameters: weights of the target, a count.
+        linear: precision of the linear layers, for people.
+        probe: whether a row's bits depend on its neighbours here.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer
+    defaults: SamplingDefaults
+    config: EngineConfig
+    speculative: tuple[SpeculativeConfig, ...]
+    label: str
+    parameters: int
+    linear: str
+    probe: ProbeReport
+
+    def describe(self) -> dict[str, Any]:
+        """Every setting in force, JSON-able."""
+        return {
+            "engine": asdict(self.config),
+            "speculative": [asdict(config) for config in self.speculative],
+            "sampling": asdict(self.defaults),
+            "linear_layers": self.linear,
+            "row_independence": self.probe.describe(),
+        }
+
+    def banner(self) -> str:
+        """One line for people."""
+        drafters = ", ".join(_drafter_text(config) for config in self.speculative) or "none"
+        size = f"{self.parameters / 1e6:.0f}M" if self.parameters < 1e9 else f"{self.parameters / 1e9:.1f}B"
+        threads = f"{self.config.threads} thread{'s' * (self.config.threads != 1)}"
+        return f"{self.label}, {size} parameters, {self.linear}; drafter {drafters}; {threads}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a drafter may need to be made."""
+
+    config: EngineConfig
+    target: Decoder
+    cache: KvCache
+    tokenizer: Tokenizer
+    max_model_len: int
+    max_rows: int
+    notify: Notify
+    progress: Progress
+
+
+def build(
+    config: EngineConfig,
+    speculative: Sequence[SpeculativeConfig],
+    *,
+    front: str = "api",
+    notify: Notify | None = None,
+    progress: Progress | None = None,
+) -> Built:
+    """Loads what the settings name and puts it together.
+
+    Args:
+        config: the engine's settings.
+        speculative: drafters to load, the default first; those of method "none" are left out.
+        front: "api" or "cli", see `LoadedFiles.sampling_defaults`.
+        notify: takes notes.
+        progress: takes progress of loading.
+
+    Raises:
+        OutpaceError: models cannot be found, read, run, or held in memory, or do not go together.
+    """
+    notify, progress = notify or log.info, progress or _no_progress
+    wanted = [item for item in speculative if item.method != "none"]
+    methods = [item.method for item in wanted]
+    if len(set(methods)) < len(methods):
+        raise InvalidParameter(f"speculative methods {methods} are not possible: each at most once")
+    if config.max_num_batched_tokens <= config.max_num_seqs:
+        raise InvalidParameter(
+            f"max_num_batched_tokens={config.max_num_batched_tokens} is not possible: it must be more than "
+            f"max_num_seqs={config.max_num_seqs}"
+        )
+    config = _resolved(config)
+    assert config.threads is not None
+    torch.set_num_threads(config.threads)
+    files = _load_files(config.model, config, notify)
+    target = _load_decoder(files, config, config.max_model_len, progress)
+    max_rows = _cache_rows(config, target)
+    max_model_len = min(target.max_model_len, config.max_model_len or _MOST_POSITIONS, max_rows)
+    cache = target.new_cache(config.max_num_seqs, max_model_len, max_rows)
+    probe = probe_rows(target)
+    parts = _Parts(config, target, cache, files.tokenizer, max_model_len, max_rows, notify, progress)
+    drafters: dict[str, Drafter] = {}
+    resolved: list[SpeculativeConfig] = []
+    for item in wanted:
+        drafters[item.method], used = _MAKERS[item.method](item, parts)
+        resolved.append(used)
+    engine = Engine(
+        target,
+        cache,
+        drafters,
+        detokenizer=_detokenizer_maker(files.tokenizer),
+        eos_ids=files.eos_ids,
+        max_model_len=max_model_len,
+        num_speculative_tokens={item.method: item.num_speculative_tokens for item in resolved},
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        weight_bytes=target.weight_bytes,
+    )
+    return Built(
+        engine=engine,
+        tokenizer=files.tokenizer,
+        defaults=files.sampling_defaults("cli" if front == "cli" else "api"),
+        config=EngineConfig(**{**asdict(config), "max_model_len": max_model_len, "cache_tokens": max_rows}),
+        speculative=tuple(resolved),
+        label=files.label,
+        parameters=files.checkpoint.num_weights,
+        linear=target.describe(),
+        probe=probe,
+    )
+
+
+# Settings that depend on the machine.
+
+
+def _resolved(config: EngineConfig) -> EngineConfig:
+    quantization = config.quantization
+    if quantization == "auto":
+        quantization = "int8" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "none"
+    return EngineConfig(**{**asdict(config), "quantization": quantization, "threads": config.threads or usable_cores()})
+
+
+def _cache_rows(config: EngineConfig, target: Decoder) -> int:
+    """Rows the cache may hold: as asked, else full lanes or half of the free memory, whichever is less."""
+    per_row = target.new_cache(1, 1, 1).bytes_per_row
+    free = available_bytes()
+    if config.cache_tokens is not None:
+        if free is not None and config.cache_tokens * per_row > free:
+            raise OutOfMemory(
+                f"cache_tokens={config.cache_tokens} needs {format_bytes(config.cache_tokens * per_row)}, "
+                f"{format_bytes(free)} of memory are free: ask for at most {int(free * _CACHE_SHARE) // per_row}"
+            )
+        return config.cache_tokens
+    full = config.max_num_seqs * min(target.max_model_len, config.max_model_len or _MOST_POSITIONS)
+    if free is None:
+        return full
+    rows = min(full, int(free * _CACHE_SHARE) // per_row)
+    if rows < config.max_num_batched_tokens:
+        raise OutOfMemory(
+            f"{format_bytes(free)} of memory are free, too little for a cache of {config.max_num_batched_tokens} "
+            f"tokens at {format_bytes(per_row)} each: take a smaller model, or say how few will do with cache_tokens"
+        )
+    return rows
+
+
+# The target.
+
+
+def _load_files(name: str, config: EngineConfig, notify: Notify) -> LoadedFiles:
+    return load_files(name, allow_pickle=config.allow_pickle, trust_remote_code=config.trust_remote_code, notify=notify)
+
+
+def _load_decoder(files: LoadedFiles, config: EngineConfig, max_model_len: int | None, progress: Progress) -> Decoder:
+    shape = DecoderConfig.from_hf(files.config)
+    files.checkpoint.check(expected_tensors(shape))
+    require_fit(files.label, estimate_bytes(files.checkpoint, config.quantization))
+    return Decoder(
+        shape,
+        files.checkpoint,
+        quantization=config.quantization,
+        vocab_size=files.tokenizer.vocab_size,
+        max_model_len=max_model_len,
+        progress=lambda done, total: progress(f"loading {files.label}", done, total),
+    )
+
+
+def _detokenizer_maker(tokenizer: Tokenizer) -> Callable[[bool], Detokenizer]:
+    return lambda skip_special_tokens: tokenizer.detokenizer(skip_special_tokens)
+
+
+def _no_progress(what: str, done: int, total: int) -> None:
+    """Takes progress nobody wants to see."""
+
+
+# The drafters: settings in, a drafter and the settings with every automatic value resolved out.
+
+
+def _make_ngram(config: SpeculativeConfig, parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
+    return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max), config
+
+
+def _make_draft_model(config: SpeculativeConfig, parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
+    assert config.model is not None
+    files = _load_files(config.model, parts.config, parts.notify)
+    check_same_vocabulary(parts.tokenizer, files.tokenizer)
+    model = _load_decoder(files, parts.config, None, parts.progress)
+    capacity = min(model.max_model_len, parts.max_model_len)
+    cache = model.new_cache(parts.config.max_num_seqs, capacity, parts.max_rows)
+    drafter = DraftModelDrafter(model, cache, max_model_len=capacity, weight_bytes=model.weight_bytes)
+    return drafter, config
+
+
+def _make_early_exit(config: SpeculativeConfig, parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
+    target, most = parts.target, parts.target.num_layers - 1
+    if most < 1:
+        raise InvalidParameter("method='early_exit' is not possible: the model has only one layer")
+    if config.exit_layer is not None and config.exit_layer > most:
+        raise InvalidParameter(f"exit_layer={config.exit_layer} is not possible: it must be in 1 to {most}")
+    adapter = None
+    exit_layer, num_tokens = config.exit_layer, config.num_speculative_tokens
+    if config.adapter is not None:
+        adapter = load_adapter(
+            config.adapter,
+            target,
+            exit_layer=exit_layer,
+            num_lanes=parts.config.max_num_seqs,
+            capacity=parts.max_model_len,
+            max_rows=parts.max_rows,
+        )
+        exit_layer = adapter.exit_layer
+    elif exit_layer is None:
+        exit_layer, num_tokens = _probed_exit(parts, num_tokens)
+    drafter = EarlyExitDrafter(target, parts.cache, exit_layer=exit_layer, adapter=adapter)
+    settings = {**asdict(config), "exit_layer": exit_layer, "num_speculative_tokens": num_tokens}
+    return drafter, SpeculativeConfig(**settings)
+
+
+def _probed_exit(parts: _Parts, num_tokens: int) -> tuple[int, int]:
+    """Exit and draft length with the best prediction; says so, and says when none pays."""
+    ids = parts.tokenizer.encode(SAMPLE_TEXT)[: parts.max_model_len - 1]
+    best = probe_exits(parts.target, parts.cache, ids, most_tokens=max(1, num_tokens))
+    found = (
+        f"early exit: layer {best.exit_layer} of {parts.target.num_layers} agrees with the model on "
+        f"{best.agreement:.0%} of a sample text; predicted speed {best.speedup:.2f}x of plain decoding"
+    )
+    if best.speedup <= 1.0:
+        found += ". It does not pay on this checkpoint: train an adapter for it, or use ngram or a draft model"
+    parts.notify(found)
+    return best.exit_layer, min(num_tokens, best.num_speculative_tokens)
+
+
+_MAKERS: Mapping[str, Callable[[SpeculativeConfig, _Parts], tuple[Drafter, SpeculativeConfig]]] = {
+    "ngram": _make_ngram,
+    "draft_model": _make_draft_model,
+    "early_exit": _make_early_exit,
+}
+
+
+def _drafter_text(config: SpeculativeConfig) -> str:
+    detail = {"draft_model": f" {config.model}", "early_exit": f" after layer {config.exit_layer}"}
+    tokens = f"{config.num_speculative_tokens} token{'s' * (config.num_speculative_tokens != 1)}"
+    return f"{config.method}{detail.get(config.method, '')}, at most {tokens}"
