@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from outpace.config import EngineConfig, SpeculativeConfig
@@ -60,8 +61,8 @@ class StandIn:
         return self
 
     @property
-    def has_chat_template(self) -> bool:
-        return self.chat_template
+    def tokenizer(self) -> SimpleNamespace:
+        return SimpleNamespace(has_chat_template=self.chat_template)
 
     def banner(self) -> str:
         return self.name

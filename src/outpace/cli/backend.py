@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,13 @@ import outpace
 from outpace.cli.options import engine_config, speculative_config
 from outpace.cli.progress import Progress
 from outpace.config import EngineConfig
-from outpace.params import SamplingParams
+from outpace.params import SamplingParams, SpeculationParams
 
 if TYPE_CHECKING:
+    from outpace.engine.outputs import StreamChunk
     from outpace.llm import LLM
 
-__all__ = ["Backend", "open_llm", "print_config"]
+__all__ = ["Backend", "has_chat_template", "open_llm", "print_config", "stream"]
 
 
 def _real_llm(*args: Any, **options: Any) -> LLM:
@@ -58,6 +59,21 @@ def open_llm(backend: Backend, arguments: argparse.Namespace, config: EngineConf
         return backend.llm(
             settings, speculative=speculative, front="cli", notify=progress.say, progress=progress.report
         )
+
+
+def has_chat_template(llm: LLM) -> bool:
+    """The model was made for messages."""
+    return llm.tokenizer.has_chat_template
+
+
+def stream(
+    llm: LLM,
+    prompt: str | list[dict[str, str]],
+    params: SamplingParams,
+    speculation: SpeculationParams | None = None,
+) -> Generator[StreamChunk, None, None]:
+    """`LLM.stream` as a generator that begins with the first chunk asked for; closing it ends the request."""
+    yield from llm.stream(prompt, params, speculation)
 
 
 def print_config(llm: LLM, params: SamplingParams) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from outpace.cli.backend import Backend, open_llm, print_config
+from outpace.cli.backend import Backend, has_chat_template, open_llm, print_config, stream
 from outpace.cli.generate import stream_answer
 from outpace.cli.options import engine_config, sampling_params, speculative_config
 from outpace.cli.progress import say
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
     if arguments.print_config:
         print_config(llm, params)
         return 0
-    if not llm.has_chat_template:
+    if not has_chat_template(llm):
         raise BadInput("this model has no chat template; use `outpace generate`, or a model made for chat (-Instruct)")
     say(llm.banner())
     interactive = sys.stdin.isatty()
@@ -97,7 +97,7 @@ class Conversation:
     def _answer(self, text: str) -> None:
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
-            output = stream_answer(self._llm.stream(messages, self._params), show=not self._as_json)
+            output = stream_answer(stream(self._llm, messages, self._params), show=not self._as_json)
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise

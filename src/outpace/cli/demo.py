@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outpace.cli.backend import Backend, open_llm, print_config
+from outpace.cli.backend import Backend, has_chat_template, open_llm, print_config
 from outpace.cli.measure import PLAIN, SPECULATIVE, Comparison, Run, measure_run
 from outpace.cli.options import engine_config, sampling_params, speculative_config
 from outpace.cli.panes import SidePanes, source_counts
@@ -203,7 +203,7 @@ class Demo:
 
     def _prompt(self, task: Task) -> str | list[dict[str, str]]:
         text = files("outpace.cli").joinpath("prompts", task.file).read_text(encoding="utf-8").strip()
-        return [{"role": "user", "content": text}] if self._llm.has_chat_template else text
+        return [{"role": "user", "content": text}] if has_chat_template(self._llm) else text
 
     def _print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)

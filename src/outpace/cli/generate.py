@@ -8,7 +8,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from outpace.cli.backend import Backend, open_llm, print_config
+from outpace.cli.backend import Backend, has_chat_template, open_llm, print_config, stream
 from outpace.cli.options import engine_config, sampling_params, speculative_config
 from outpace.cli.progress import Progress, say
 from outpace.cli.report import result_object, stats_lines
@@ -48,9 +48,9 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
         print_config(llm, params)
         return 0
     say(llm.banner())
-    as_chat = llm.has_chat_template if arguments.chat is None else arguments.chat
-    request = [{"role": "user", "content": prompt}] if as_chat else prompt
-    output = stream_answer(llm.stream(request, params), show=not arguments.json)
+    as_chat = has_chat_template(llm) if arguments.chat is None else arguments.chat
+    request: str | list[dict[str, str]] = [{"role": "user", "content": prompt}] if as_chat else prompt
+    output = stream_answer(stream(llm, request, params), show=not arguments.json)
     if arguments.json:
         print(json.dumps(result_object(output), allow_nan=False))
     if arguments.stats:

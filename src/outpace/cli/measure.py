@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from outpace.cli.backend import stream
 from outpace.cli.report import percent
 from outpace.params import SamplingParams, SpeculationParams
 
@@ -99,7 +100,7 @@ def measure_run(
         RuntimeError: the stream ended without a result.
     """
     run = Run()
-    with closing(llm.stream(prompt, params, speculation)) as chunks:
+    with closing(stream(llm, prompt, params, speculation)) as chunks:
         while True:
             begin = clock()
             chunk = next(chunks, None)
