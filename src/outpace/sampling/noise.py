@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_GUMBEL", "NoiseKey", "Purpose", "gumbel", "high_bits", "noise_key"]
+__all__ = ["MAX_GUMBEL", "NoiseKey", "Purpose", "gumbel", "high_bits", "noise_bits", "noise_key"]
 
 _MASK = 0xFFFFFFFF
 _SMALLEST_TABLE = 1 << 16
@@ -95,11 +95,15 @@ def high_bits(
     return x
 
 
+def noise_bits(key: NoiseKey, token: int) -> int:
+    """The 52 bits of one token's noise: those of `high_bits`, then 20 more."""
+    spread = _spread(token)
+    return _keyed(spread, key.high) << 20 | _keyed(spread, key.low) >> 12
+
+
 def gumbel(key: NoiseKey, token: int) -> float:
     """Gumbel noise of one token, the definition that every faster way has to reproduce."""
-    spread = _spread(token)
-    bits = _keyed(spread, key.high) << 20 | _keyed(spread, key.low) >> 12
-    return -math.log(-math.log1p(-(bits + 0.5) * 2.0**-52))
+    return -math.log(-math.log1p(-(noise_bits(key, token) + 0.5) * 2.0**-52))
 
 
 def _keyed(x: int, key: tuple[int, int]) -> int:
