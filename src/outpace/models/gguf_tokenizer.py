@@ -120,12 +120,8 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def tokenizer_config(file: GgufFile) -> dict[str, Any]:
-    """The `tokenizer_config.json` that belongs to `build_tokenizer`: named tokens, BOS, chat template."""
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "add_bos_token": _adds_bos(file),
-    }
+    """The `tokenizer_config.json` that belongs to `build_tokenizer`: named tokens, chat template."""
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     named = {name: _token(file, key) for name, key in _NAMED.items()}
     config.update({name: token for name, token in named.items() if token is not None})
     template = file.metadata.get("tokenizer.chat_template")

@@ -34,12 +34,10 @@ class TokenizerSettings:
     Args:
         named: text of the named special tokens, as {"bos_token": "<s>"}; chat templates see them.
         templates: chat templates by name; the usual one is "default".
-        add_bos: a BOS token comes first; None: as the tokenizer's own post-processor has it.
     """
 
     named: Mapping[str, str] = field(default_factory=dict)
     templates: Mapping[str, str] = field(default_factory=dict)
-    add_bos: bool | None = None
 
 
 class Tokenizer:
@@ -47,7 +45,7 @@ class Tokenizer:
 
     Args:
         backend: the tokenizer proper; padding and truncation in it are switched off.
-        settings: named tokens, templates, BOS.
+        settings: named tokens and templates.
         label: the model's name, for messages.
 
     Raises:
@@ -107,7 +105,9 @@ class Tokenizer:
     @cached_property
     def eos_ids(self) -> frozenset[int]:
         """The id the tokenizer itself names as the end of a sequence, if it does."""
-        return self._ids_of("eos_token")
+        token = self._settings.named.get("eos_token")
+        index = None if token is None else self._backend.token_to_id(token)
+        return frozenset() if index is None else frozenset([index])
 
     @property
     def has_chat_template(self) -> bool:
@@ -189,15 +189,12 @@ class Tokenizer:
         added: dict[int, AddedToken] = self._backend.get_added_tokens_decoder()
         return added
 
-    def _ids_of(self, name: str) -> frozenset[int]:
-        token = self._settings.named.get(name)
-        index = None if token is None else self._backend.token_to_id(token)
-        return frozenset() if index is None else frozenset([index])
-
     def _find_prefix(self) -> list[int]:
-        """Ids that come before every text, by the config or by what the post-processor does to a sample."""
-        if self._settings.add_bos is not None:
-            return sorted(self._ids_of("bos_token")) if self._settings.add_bos else []
+        """Ids that come before every text, by what the post-processor does to a sample.
+
+        `add_bos_token` in a config says nothing here: where there is a `tokenizer.json`, its post-processor decides (as
+        in transformers 5).
+        """
         bare = self._backend.encode("a", add_special_tokens=False).ids
         full = self._backend.encode("a", add_special_tokens=True).ids
         for start in range(len(full) - len(bare) + 1):
@@ -287,8 +284,7 @@ def _read_settings(folder: Path, config: Mapping[str, Any]) -> TokenizerSettings
         templates = {"default": str(template)} if template else {}
     if (folder / "chat_template.jinja").is_file():
         templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    add_bos = config.get("add_bos_token")
-    return TokenizerSettings(named, templates, add_bos if isinstance(add_bos, bool) else None)
+    return TokenizerSettings(named, templates)
 
 
 def _text_of(token: Any) -> str | None:
