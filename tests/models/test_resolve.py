@@ -114,7 +114,7 @@ def test_folders_that_are_no_models_say_why(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_neither_here_nor_a_hub_id_does_not_ask_the_hub(name: str) -> None:
-    with pytest.raises(ModelNotFound, match="no file or folder .* no hub id") as caught:
+    with pytest.raises(ModelNotFound, match=r"no file or folder .* no hub id") as caught:
         resolve_model(name)
     assert caught.value.exit_code == 2 and len(str(caught.value).splitlines()) == 1
 
