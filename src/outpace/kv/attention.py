@@ -72,7 +72,7 @@ class AttentionPlan:
         self._fold, self._unfold = _joint_indices(folds, self.num_rows * num_heads)
         self._query = torch.empty(len(self._fold), head_dim)
         self._output = torch.empty(len(self._fold), head_dim)
-        scratch = torch.empty(max((tile.num_scores(self.layout) for tile in tiles), default=0))
+        scratch = torch.empty(2, max((tile.num_scores(self.layout) for tile in tiles), default=0))
         self._products: list[_Product] = []
         begin = 0
         for tile, fold in zip(tiles, folds, strict=True):
@@ -96,40 +96,40 @@ class _Product:
 
     Args:
         first_head: first lane-major key head of the cache.
-        last_head: the one after the last.
         first_key: first slot.
-        end_key: slot after the last.
         query: [G, M, head_dim], a part of the plan's folded query.
         output: [G, M, head_dim], a part of the plan's folded output.
         scores: [G, M, L], scratch shared by the tiles of a plan.
         masked: [lanes, num_kv_heads, M, l] the last of the scores; the slots before are seen by every row.
         mask: [lanes, 1, M, l] what is added to them: 0 where a row sees a slot, -inf where it must not.
+        weights: [G, M, L], scratch like the scores.
+        blocks: the weights of KEY_BLOCK slots each, [G, M, KEY_BLOCK], in order.
     """
 
     first_head: int
-    last_head: int
     first_key: int
-    end_key: int
     query: torch.Tensor
     output: torch.Tensor
     scores: torch.Tensor
     masked: torch.Tensor
     mask: torch.Tensor
+    weights: torch.Tensor
+    blocks: tuple[torch.Tensor, ...]
 
     def run(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Fills the output from a layer's keys and values."""
-        keys = keys[self.first_head : self.last_head, self.first_key : self.end_key]
-        values = values[self.first_head : self.last_head, self.first_key : self.end_key]
-        torch.bmm(self.query, keys.transpose(1, 2), out=self.scores)
+        # Strides by hand: slicing these small views costs as much as the arithmetic on them.
+        heads, num_keys, dim = self.scores.shape[0], self.scores.shape[2], keys.shape[2]
+        stride = keys.stride(0)
+        begin = self.first_head * stride + self.first_key * dim
+        torch.bmm(self.query, keys.as_strided((heads, dim, num_keys), (stride, 1, dim), begin), out=self.scores)
         self.masked.add_(self.mask)
-        weights = torch.softmax(self.scores, -1)
-        if weights.shape[-1] == KEY_BLOCK:
-            torch.bmm(weights, values, out=self.output)
-            return
-        blocks = zip(torch.split(weights, KEY_BLOCK, -1), torch.split(values, KEY_BLOCK, 1), strict=True)
-        torch.bmm(*next(blocks), out=self.output)
-        for weight_block, value_block in blocks:
-            self.output.baddbmm_(weight_block, value_block)
+        torch.softmax(self.scores, -1, out=self.weights)
+        shape, strides, step = (heads, KEY_BLOCK, dim), (stride, dim, 1), KEY_BLOCK * dim
+        torch.bmm(self.blocks[0], values.as_strided(shape, strides, begin), out=self.output)
+        for block in self.blocks[1:]:
+            begin += step
+            self.output.baddbmm_(block, values.as_strided(shape, strides, begin))
 
 
 def attend(
@@ -167,7 +167,7 @@ def attend(
     torch.index_select(query.reshape(-1, dim), 0, plan._fold, out=plan._query)
     for product in plan._products:
         product.run(keys, values)
-    return plan._output.index_select(0, plan._unfold).view(plan.num_rows, -1)
+    return plan._output.index_select(0, plan._unfold).view(plan.num_rows, plan.layout.num_heads * dim)
 
 
 def _count_rows(segments: Sequence[Segment]) -> int:
@@ -233,20 +233,20 @@ def _product(
     scratch: torch.Tensor,
 ) -> _Product:
     lanes, heads = len(tile.runs), layout.num_kv_heads
-    first_head = tile.runs[0].lane * heads
-    shape = (lanes * heads, tile.rows, tile.end_key - tile.first_key)
-    scores = scratch[: tile.num_scores(layout)].view(shape)
+    folded = (lanes * heads, tile.rows, layout.head_dim)
+    scored = (lanes * heads, tile.rows, tile.end_key - tile.first_key)
+    scores, weights = (part[: tile.num_scores(layout)].view(scored) for part in scratch)
     mask = _mask(tile, layout.group, sliding_window)
     return _Product(
-        first_head=first_head,
-        last_head=first_head + lanes * heads,
+        first_head=tile.runs[0].lane * heads,
         first_key=tile.first_key,
-        end_key=tile.end_key,
-        query=query.view(lanes * heads, tile.rows, -1),
-        output=output.view(lanes * heads, tile.rows, -1),
+        query=query.view(folded),
+        output=output.view(folded),
         scores=scores,
         masked=scores.view(lanes, heads, tile.rows, -1)[..., -mask.shape[-1] :],
         mask=mask,
+        weights=weights,
+        blocks=torch.split(weights, KEY_BLOCK, -1),
     )
 
 
