@@ -1,0 +1,155 @@
+"""Checks at start-up that a row's bits do not depend on its neighbours, and falls back where they do.
+
+The promise of equal text rests on how this processor's kernels behave at this model's shapes with this number of
+threads, so it is looked at and not assumed. All layers of a decoder have the same shapes: the first and the last
+(which may have a sliding window) and the head stand for the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outpace.kv.cache import KEY_BLOCK, KvCache
+from outpace.models.decoder import Decoder, RowPath
+from outpace.types import Segment
+
+__all__ = ["ProbeReport", "probe_rows"]
+
+_LOG = logging.getLogger(__name__)
+
+_LONG = KEY_BLOCK + 16  # rows of the first lane: across an edge between key blocks
+_ALONE_FROM = KEY_BLOCK - 8  # its rows from here on are compared
+_SHORT = 9  # rows of the second lane, compared from its start
+
+_Step = tuple[tuple[int, int, int], ...]
+"""Parts (lane, first slot, end slot) of one pack."""
+
+_ONE_BY_ONE: tuple[_Step, ...] = (
+    ((0, 0, _ALONE_FROM),),
+    *(((0, slot, slot + 1),) for slot in range(_ALONE_FROM, _LONG)),
+    *(((1, slot, slot + 1),) for slot in range(_SHORT)),
+)
+_ARRANGEMENTS: tuple[tuple[_Step, ...], ...] = (
+    (((0, 0, _LONG), (1, 0, _SHORT)),),
+    (
+        ((1, 0, 1), (0, 0, 97)),
+        ((0, 97, _ALONE_FROM),),
+        ((0, _ALONE_FROM, _ALONE_FROM + 2), (1, 1, 4)),
+        ((0, _ALONE_FROM + 2, _ALONE_FROM + 5),),
+        ((0, _ALONE_FROM + 5, _ALONE_FROM + 10), (1, 4, _SHORT)),
+        ((0, _ALONE_FROM + 10, _LONG),),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What the probe found.
+
+    Args:
+        row_path: how the decoder computes rows from now on.
+        passed: rows have the same bits in every pack on that path.
+        changed: path tried -> comparisons of a row that came out different, in the order tried; 0 for the last
+            if it passed.
+        compared: comparisons made on each path: a row's hidden states, cache rows and logits in one arrangement.
+        threads: threads in use.
+        seconds: time taken.
+    """
+
+    row_path: RowPath
+    passed: bool
+    changed: dict[RowPath, int]
+    compared: int
+    threads: int
+    seconds: float
+
+    def describe(self) -> str:
+        """One or two sentences for people."""
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        if self.row_path is RowPath.BLOCKS:
+            return f"rows have the same bits in every pack ({self.compared} compared, {threads})"
+        tried = "; ".join(f"{path.value}: {count} of {self.compared} differ" for path, count in self.changed.items())
+        outcome = f"using: {self.row_path.value}" if self.passed else "speculation may change the text here"
+        return f"rows depend on their neighbours on this machine ({threads}; {tried}); {outcome}"
+
+
+@torch.inference_mode()
+def probe_rows(decoder: Decoder) -> ProbeReport:
+    """Compares rows computed one at a time with the same rows in blocks, and sets `decoder.row_path`.
+
+    Takes the fastest path that passes; if none does, the slowest. Logs a warning unless the fastest passes.
+    """
+    start = time.perf_counter()
+    changed: dict[RowPath, int] = {}
+    compared = 0
+    for path in RowPath:
+        decoder.row_path = path
+        changed[path], compared = _count_changed(decoder)
+        if not changed[path]:
+            break
+    report = ProbeReport(
+        row_path=decoder.row_path,
+        passed=not changed[decoder.row_path],
+        changed=changed,
+        compared=compared,
+        threads=torch.get_num_threads(),
+        seconds=time.perf_counter() - start,
+    )
+    if report.row_path is not RowPath.BLOCKS:
+        _LOG.warning("%s", report.describe())
+    return report
+
+
+def _count_changed(decoder: Decoder) -> tuple[int, int]:
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(decoder.vocab_size, (count,), generator=generator) for count in (_LONG, _SHORT)]
+    alone = _compute(decoder, ids, _ONE_BY_ONE)
+    changed = 0
+    for arrangement in _ARRANGEMENTS:
+        block = _compute(decoder, ids, arrangement)
+        changed += sum(not torch.equal(one, other) for one, other in zip(alone, block, strict=True))
+    return changed, len(alone) * len(_ARRANGEMENTS)
+
+
+def _compute(decoder: Decoder, ids: Sequence[torch.Tensor], steps: Sequence[_Step]) -> list[torch.Tensor]:
+    """All numbers of each compared row, concatenated: states after both layers, logits, keys and values."""
+    cache = decoder.new_cache(len(ids), _LONG, _LONG + _SHORT)
+    for lane_ids in ids:
+        lane = cache.allocate()
+        if lane is None or not cache.reserve(lane, len(lane_ids)):
+            raise AssertionError("the probe's own cache is too small")
+    found: dict[tuple[int, int], torch.Tensor] = {}
+    layers = sorted({0, decoder.num_layers - 1})
+    for step in steps:
+        hidden, keys = _run_step(decoder, cache, ids, layers, step)
+        wanted = [row for row, (lane, slot) in enumerate(keys) if lane == 1 or slot >= _ALONE_FROM]
+        states = hidden[wanted]
+        rows = torch.cat((states, decoder.logits(states)), -1) if wanted else states
+        found.update(zip((keys[row] for row in wanted), rows, strict=True))
+    return [torch.cat((found[lane, slot], *_cache_rows(cache, layers, lane, slot))) for lane, slot in sorted(found)]
+
+
+def _run_step(
+    decoder: Decoder, cache: KvCache, ids: Sequence[torch.Tensor], layers: Sequence[int], step: _Step
+) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+    segments, begin = [], 0
+    for lane, first, end in step:
+        segments.append(Segment(lane, begin, begin + end - first, first))
+        begin += end - first
+    positions = torch.cat([torch.arange(first, end) for _, first, end in step])
+    hidden = decoder.embed(torch.cat([ids[lane][first:end] for lane, first, end in step]))
+    for layer in layers:
+        hidden = decoder.run_layers(hidden, positions, segments, layer, layer + 1, cache)
+    return hidden, [(lane, slot) for lane, first, end in step for slot in range(first, end)]
+
+
+def _cache_rows(cache: KvCache, layers: Sequence[int], lane: int, slot: int) -> Iterator[torch.Tensor]:
+    heads = slice(lane * cache.num_kv_heads, (lane + 1) * cache.num_kv_heads)
+    for layer in layers:
+        yield cache.keys(layer)[heads, slot].reshape(-1)
+        yield cache.values(layer)[heads, slot].reshape(-1)
