@@ -60,7 +60,7 @@ class Task:
 
 
 TASKS = (
-    Task("code edit", "code_edit.txt", 224),
+    Task("code edit", "code_edit.txt", 256),
     Task("question with context", "question.txt", 112),
     Task("chat", "chat.txt", 128),
 )
