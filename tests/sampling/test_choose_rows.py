@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from outpace.errors import OutpaceError
 from outpace.params import SamplingParams
-from outpace.sampling import choose
+from outpace.sampling import choose, race
 from outpace.sampling.choose import choose_rows
-from outpace.sampling.noise import Purpose, noise_bits, noise_key
+from outpace.sampling.noise import Purpose, gumbel, noise_bits, noise_key
 from outpace.sampling.reference import choose_reference
 from outpace.types import Choice
 
@@ -133,16 +133,19 @@ def test_equals_the_reference_on_anything(
     assert choose_one(row, choice) == choose_reference(row, choice)
 
 
-@pytest.mark.parametrize("lead", [-15.0, -30.0, -60.0])
-def test_token_whose_32_bits_are_zero(lead: float, fallbacks: list[Choice]) -> None:
+@pytest.mark.parametrize("lead", [-15.0, -60.0])
+def test_token_whose_32_bits_are_zero(lead: float, fallbacks: list[Choice], monkeypatch: pytest.MonkeyPatch) -> None:
     # Found by search: its noise is within a billionth of the largest possible, and the first 32 bits cannot say so.
     position, token = 10_118, 64_905
     assert noise_bits(noise_key(0, 0, position, Purpose.CHOOSE), token) >> 20 == 0
     row = np.zeros(65_536, np.float32)
     row[token] = lead
     choice = Choice(params(), seed=0, position=position)
-    assert choose_one(row, choice) == choose_reference(row.tolist(), choice)
-    assert not fallbacks
+    expected = choose_reference(row.tolist(), choice)
+    scored: list[int] = []
+    monkeypatch.setattr(race, "gumbel", lambda key, token: scored.append(token) or gumbel(key, token))
+    assert choose_one(row, choice) == expected
+    assert token in scored and len(scored) < 20 and not fallbacks
 
 
 def test_token_with_zero_bits_wins_where_it_should() -> None:
@@ -210,6 +213,14 @@ def test_exactly_the_surviving_tokens_are_chosen(kept: set[int], kind: SamplingP
     row = [-1.0, 1.0, 0.0, 2.0, 1.0, 1.0, -INF]
     chosen = {choose_one(row, Choice(kind, seed, position=3)) for seed in range(600)}
     assert chosen == kept
+
+
+def test_min_p_edge_is_drawn_between_neighbouring_floats() -> None:
+    under = np.float32(math.log(0.5))  # rounds down, so this token falls short of min_p = 0.5 by 2e-9
+    over = np.nextafter(under, np.float32(0))
+    assert float(under) < math.log(0.5) < float(over)
+    chosen = {choose_one([0.0, under, over], Choice(params(min_p=0.5), seed, position=0)) for seed in range(200)}
+    assert chosen == {0, 2}
 
 
 def test_top_k_keeps_exactly_k_among_thousands_of_ties() -> None:
