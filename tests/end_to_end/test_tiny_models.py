@@ -1,0 +1,152 @@
+"""Speculation off = on over real layers, caches and kernels: every drafter, length, batch, chunking, preemption."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outpace.kv.cache import KvCache
+from outpace.models.blocks import Block
+from outpace.models.decoder import Decoder
+from outpace.params import SamplingParams, SpeculationParams
+from outpace.types import ForwardResult, Pack
+from tests.engine.harness import GREEDY, HOT, WARM, Job, mixed_jobs, run
+
+from .tiny import LAYERS, VOCAB, make_engine, target
+
+TOKENS = 24
+DRAFTERS = ("ngram", "draft_model", "early_exit", "adapter")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products are quicker on one thread; two are tested where it matters."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@functools.cache
+def _plain(prompt: tuple[int, ...], params: SamplingParams, quantization: str) -> list[int]:
+    (result,) = run(make_engine((), quantization), [Job(list(prompt), params)])
+    return result.outputs[0].token_ids
+
+
+def plain(job: Job, quantization: str) -> list[int]:
+    """Alone, in one pass and then row by row, without drafts."""
+    return _plain(tuple(job.prompt), job.params, quantization)
+
+
+def jobs_for(batch: int) -> list[Job]:
+    """Mixed lengths; some prompts cross the edge of a key block (256), some repeat themselves."""
+    jobs = mixed_jobs(batch, VOCAB, seed=batch + 1)
+    for index, job in enumerate(jobs):
+        job.params = replace(job.params, max_tokens=TOKENS)
+        if index % 4 == 1:
+            job.prompt = (job.prompt * 260)[:250]
+    return jobs
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("way", ["roomy", "chunks", "preempting"])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str) -> None:
+    jobs = jobs_for(batch)
+    longest = max(len(job.prompt) for job in jobs) + TOKENS
+    engine = make_engine(
+        (name,),
+        quantization,
+        k=k,
+        rows=61 if way == "chunks" else 512,
+        max_rows=longest + 30 if way == "preempting" else 3200,
+    )
+    results = run(engine, jobs)
+    for job, result in zip(jobs, results, strict=True):
+        assert result.outputs[0].token_ids == plain(job, quantization)
+    if batch == 8:
+        drafted = sum(r.stats.draft_tokens for r in results)
+        accepted = sum(r.stats.accepted_tokens for r in results)
+        if way == "preempting":
+            assert sum(r.stats.preemptions for r in results) > 0
+        elif name != "ngram":
+            assert drafted * 0.2 < accepted < drafted, "drafts that are all right or all wrong prove nothing"
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("rows", [512, 40])
+def test_mixed_pack(rows: int, quantization: str) -> None:
+    """Prefill chunk, n-gram, early exit with and without adapter, draft model and plain request, side by side."""
+    names = ("ngram", "early_exit", "adapter", "draft_model")
+    jobs = [Job([7, 8, 9] * 5, p) for p in (GREEDY, WARM, HOT, WARM, GREEDY)]
+    jobs.append(Job([i * 7 % VOCAB for i in range(300)], WARM, arrives=4))
+    for job, method in zip(jobs, [*names, None, "early_exit"], strict=True):
+        job.params = replace(job.params, max_tokens=TOKENS)
+        job.speculation = SpeculationParams(enabled=method is not None, method=method)
+    results = run(make_engine(names, quantization, rows=rows), jobs)
+    for job, result in zip(jobs, results, strict=True):
+        assert result.outputs[0].token_ids == plain(job, quantization)
+    assert [result.stats.drafts > 0 for result in results] == [True, True, True, True, False, True]
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("params", [GREEDY, replace(WARM, temperature=0.7), HOT], ids=["T=0", "T=0.7", "T=1.5"])
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_the_target_as_its_own_draft_is_always_accepted(k: int, params: SamplingParams, quantization: str) -> None:
+    jobs = [Job([i, 3, 5], replace(params, max_tokens=60)) for i in range(8)]
+    for result in run(make_engine(("own_draft",), quantization, k=k), jobs):
+        assert result.stats.acceptance_rate == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", [GREEDY, replace(WARM, temperature=0.7), HOT], ids=["T=0", "T=0.7", "T=1.5"])
+@pytest.mark.parametrize("k", range(1, 9))
+def test_the_target_as_its_own_draft_for_long(k: int, params: SamplingParams) -> None:
+    jobs = [Job([i, 3, 5], replace(params, max_tokens=300)) for i in range(8)]
+    for result in run(make_engine(("own_draft",), "int8", k=k), jobs):
+        assert result.stats.acceptance_rate == 1.0
+
+
+def test_threads_and_neighbours_do_not_change_a_token() -> None:
+    jobs = jobs_for(8)
+    torch.set_num_threads(2)
+    results = run(make_engine(("early_exit",), "int8"), jobs)
+    torch.set_num_threads(1)
+    for job, result in zip(jobs, results, strict=True):
+        assert result.outputs[0].token_ids == plain(job, "int8")
+
+
+@pytest.mark.parametrize("name", ["early_exit", "adapter"])
+@pytest.mark.parametrize("k", [1, 4])
+def test_early_exit_runs_every_layer_once_per_row(name: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a draft of n tokens the lower layers run n rows while drafting and one in verification, the upper n + 1."""
+    model = target("none")
+    rows_of_layer = [0] * LAYERS
+    packs: list[Pack] = []
+
+    def counted(layer: int, block: Block) -> Callable[..., torch.Tensor]:
+        def run_block(hidden: torch.Tensor, *rest: object) -> torch.Tensor:
+            rows_of_layer[layer] += len(hidden)
+            return block(hidden, *rest)  # type: ignore[arg-type]
+
+        return run_block
+
+    def forward(pack: Pack, cache: KvCache) -> ForwardResult:
+        packs.append(pack)
+        return Decoder.forward(model, pack, cache)
+
+    monkeypatch.setattr(model, "blocks", [counted(layer, block) for layer, block in enumerate(model.blocks)])
+    monkeypatch.setattr(model, "forward", forward)
+    (result,) = run(make_engine((name,), "none", k=k), [Job([3, 4, 5], replace(GREEDY, max_tokens=40))])
+    computed = sum(pack.num_rows for pack in packs)
+    kept = sum(0 if pack.resume_rows is None else len(pack.resume_rows) for pack in packs)
+    assert kept == result.stats.draft_tokens > 0
+    # Kept rows ran below the exit in the draft, so every layer computes every row exactly once.
+    assert rows_of_layer == [computed] * LAYERS
+    assert len(packs) == result.stats.steps

@@ -1,0 +1,117 @@
+"""Tiny real decoders whose early layers, adapters and draft models are often right and sometimes wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from outpace.drafters.draft_model import DraftModelDrafter
+from outpace.drafters.early_exit import EarlyExitDrafter
+from outpace.drafters.ngram import NgramDrafter
+from outpace.engine.engine import Engine
+from outpace.kv.cache import KvCache
+from outpace.models.adapter import BlockAdapter
+from outpace.models.config import DecoderConfig
+from outpace.models.decoder import Decoder
+from outpace.protocols import Drafter
+from tests.engine.fakes import IdDetokenizer
+from tests.models.tiny_models import SIZES, DictWeights
+
+VOCAB = SIZES["vocab_size"]
+LAYERS = SIZES["num_hidden_layers"]
+EXIT_LAYER = 2
+CAPACITY = 400
+
+
+@functools.cache
+def tensors() -> dict[str, torch.Tensor]:
+    """A random llama whose layers from EXIT_LAYER on only nudge the stream, so that an exit there is often right."""
+    generator = torch.Generator().manual_seed(3)
+    hidden, wide, vocab = SIZES["hidden_size"], SIZES["intermediate_size"], VOCAB
+    head_dim = hidden // SIZES["num_attention_heads"]
+    keys = SIZES["num_key_value_heads"] * head_dim
+
+    def random(*shape: int, scale: float = 0.25) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * scale
+
+    found = {"model.embed_tokens.weight": random(vocab, hidden), "lm_head.weight": random(vocab, hidden, scale=0.3)}
+    for layer in range(LAYERS):
+        nudge = 0.25 if layer < EXIT_LAYER else 0.03
+        prefix = f"model.layers.{layer}."
+        found[f"{prefix}self_attn.q_proj.weight"] = random(hidden, hidden)
+        found[f"{prefix}self_attn.k_proj.weight"] = random(keys, hidden)
+        found[f"{prefix}self_attn.v_proj.weight"] = random(keys, hidden)
+        found[f"{prefix}self_attn.o_proj.weight"] = random(hidden, hidden, scale=nudge)
+        found[f"{prefix}mlp.gate_proj.weight"] = random(wide, hidden)
+        found[f"{prefix}mlp.up_proj.weight"] = random(wide, hidden)
+        found[f"{prefix}mlp.down_proj.weight"] = random(hidden, wide, scale=nudge)
+        found[f"{prefix}input_layernorm.weight"] = 1 + random(hidden, scale=0.1)
+        found[f"{prefix}post_attention_layernorm.weight"] = 1 + random(hidden, scale=0.1)
+    found["model.norm.weight"] = 1 + random(hidden, scale=0.1)
+    return found
+
+
+def noisy(share: float) -> dict[str, torch.Tensor]:
+    """The same weights with errors planted in every matrix: a draft model that is often right."""
+    generator = torch.Generator().manual_seed(4)
+    return {
+        name: t + share * t.std() * torch.randn(t.shape, generator=generator) if t.dim() > 1 else t
+        for name, t in tensors().items()
+    }
+
+
+def _decoder(weights: dict[str, torch.Tensor], quantization: str) -> Decoder:
+    config = DecoderConfig.from_hf({"model_type": "llama", **SIZES})
+    return Decoder(config, DictWeights(weights), quantization=quantization)
+
+
+@functools.cache
+def target(quantization: str) -> Decoder:
+    return _decoder(tensors(), quantization)
+
+
+@functools.cache
+def draft(quantization: str, share: float = 0.02) -> Decoder:
+    return _decoder(noisy(share), quantization)
+
+
+def adapter(quantization: str) -> BlockAdapter:
+    """One block that stands for the layers behind the exit: the next layer of the target itself, and its norm."""
+    prefix = f"model.layers.{EXIT_LAYER}."
+    own = {"block." + n.removeprefix(prefix): t for n, t in tensors().items() if n.startswith(prefix)}
+    weights = DictWeights({**own, "norm.weight": tensors()["model.norm.weight"]})
+    return BlockAdapter(
+        target(quantization), weights, exit_layer=EXIT_LAYER, num_lanes=8, capacity=CAPACITY, max_rows=8 * CAPACITY
+    )
+
+
+def make_drafter(name: str, quantization: str, cache: KvCache) -> Drafter:
+    if name == "ngram":
+        return NgramDrafter(1, 4)
+    if name == "draft_model":
+        model = draft(quantization)
+        return DraftModelDrafter(model, model.new_cache(8, CAPACITY, 8 * CAPACITY), max_model_len=CAPACITY)
+    if name == "own_draft":
+        model = target(quantization)
+        return DraftModelDrafter(model, model.new_cache(8, CAPACITY, 8 * CAPACITY), max_model_len=CAPACITY)
+    chosen = adapter(quantization) if name == "adapter" else None
+    return EarlyExitDrafter(target(quantization), cache, exit_layer=EXIT_LAYER, adapter=chosen)
+
+
+def make_engine(
+    names: Sequence[str], quantization: str, *, k: int = 4, rows: int = 512, max_rows: int = 8 * CAPACITY
+) -> Engine:
+    model = target(quantization)
+    cache = model.new_cache(8, CAPACITY, max_rows)
+    return Engine(
+        model,
+        cache,
+        {name: make_drafter(name, quantization, cache) for name in names},
+        detokenizer=lambda skip_special_tokens: IdDetokenizer(),
+        eos_ids=(),
+        max_model_len=CAPACITY,
+        num_speculative_tokens={name: k for name in names},
+        max_num_batched_tokens=rows,
+    )
