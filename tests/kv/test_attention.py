@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -7,6 +9,15 @@ from outpace.kv.attention import AttentionPlan, attend
 from outpace.kv.cache import KEY_BLOCK, KvCache
 from outpace.types import Segment
 from tests.kv.sequences import LAYER, LAYOUTS, Part, Sequences, of_parts
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads wait long for each other on a busy machine, and these tests are about values."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def plan_of(*segments: Segment, window: int | None = None) -> AttentionPlan:
@@ -26,17 +37,17 @@ def random_rows(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("row_by_row", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 60, KEY_BLOCK, 200])
+@pytest.mark.parametrize("window", [None, 1, 60, KEY_BLOCK])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_it_agrees_with_the_definition_in_float64(
     layout: tuple[int, int, int], window: int | None, row_by_row: bool
 ) -> None:
-    sequences = Sequences(layout, length=2 * KEY_BLOCK + 40, sliding_window=window)
+    sequences = Sequences(layout, length=KEY_BLOCK + 40, sliding_window=window)
     exact = sequences.exact()
     for parts in (
         [Part(0, 0, 0, 1)],
         [Part(4, 1, 0, sequences.length)],
-        [Part(1, 0, 3, 5), Part(2, 1, 2, 6), Part(3, 0, 4, 5), Part(7, 1, 250, 30), Part(8, 0, 254, 1)],
+        [Part(1, 0, 3, 5), Part(2, 1, 2, 6), Part(3, 0, 4, 5), Part(7, 1, 120, 30), Part(8, 0, 126, 1)],
     ):
         sequences.fill(parts, stale=50.0)
         result = sequences.attend(parts, row_by_row=row_by_row)
