@@ -61,7 +61,7 @@ class Task:
 
 TASKS = (
     Task("code edit", "code_edit.txt", 256),
-    Task("question with context", "question.txt", 112),
+    Task("question with context", "question.txt", 128),
     Task("chat", "chat.txt", 128),
 )
 
