@@ -10,6 +10,7 @@ from typing import Any
 from outpace.build import Built, Notify, Progress, build
 from outpace.config import EngineConfig, SpeculativeConfig
 from outpace.engine.outputs import RequestOutput, StepOutput, StreamChunk
+from outpace.engine.request import Request
 from outpace.errors import InvalidParameter
 from outpace.params import SamplingParams, SpeculationParams
 
@@ -95,17 +96,17 @@ class LLM:
             raise InvalidParameter(
                 f"{len(each)} sampling_params do not go with {len(many)} prompts: give one, or as many"
             )
-        ids: list[int] = []
+        requests = [self._prepare(prompt, p, speculation) for prompt, p in zip(many, each, strict=True)]
         try:
-            for prompt, params in zip(many, each, strict=True):
-                ids.append(self._add(prompt, params, speculation))
-            for request_id in ids:
-                while not self._next(request_id).finish_reason:
+            for request in requests:
+                self._submit(request)
+            for request in requests:
+                while not self._next(request.id).finish_reason:
                     continue
-            return [self._take(request_id, prompt) for request_id, prompt in zip(ids, many, strict=True)]
+            return [self._take(request.id, prompt) for request, prompt in zip(requests, many, strict=True)]
         finally:
-            for request_id in ids:
-                self._drop(request_id)
+            for request in requests:
+                self._drop(request.id)
 
     def chat(
         self,
@@ -138,8 +139,7 @@ class LLM:
             BadInput: at once, before the first chunk is asked for.
         """
         plain: Prompt = self.encode_chat(prompt) if _is_conversation(prompt) else prompt  # type: ignore[arg-type,assignment]
-        request_id = self._add(plain, sampling_params, speculation)
-        return self._stream(request_id, plain)
+        return self._stream(self._prepare(plain, sampling_params, speculation), plain)
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """Token ids of a conversation, ending where the answer begins.
@@ -171,11 +171,13 @@ class LLM:
         """What parameters left at None mean here."""
         return SamplingParams().resolved(self._built.defaults)
 
-    def _add(self, prompt: Prompt, params: SamplingParams | None, speculation: SpeculationParams | None) -> int:
+    def _prepare(self, prompt: Prompt, params: SamplingParams | None, speculation: SpeculationParams | None) -> Request:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        request_id = self._engine.add(ids, (params or SamplingParams()).resolved(self._built.defaults), speculation)
-        self._mail[request_id] = deque()
-        return request_id
+        return self._engine.prepare(ids, (params or SamplingParams()).resolved(self._built.defaults), speculation)
+
+    def _submit(self, request: Request) -> None:
+        self._mail[request.id] = deque()
+        self._engine.submit(request)
 
     def _next(self, request_id: int) -> StepOutput:
         """The request's next output. Steps serve everybody, so what others got waits for them."""
@@ -187,13 +189,14 @@ class LLM:
 
     def _drop(self, request_id: int) -> None:
         self._engine.abort(request_id)
-        del self._mail[request_id]
+        self._mail.pop(request_id, None)
 
-    def _stream(self, request_id: int, prompt: Prompt) -> Generator[StreamChunk, None, None]:
+    def _stream(self, request: Request, prompt: Prompt) -> Generator[StreamChunk, None, None]:
+        self._submit(request)
         try:
             finished = False
             while not finished:
-                step = self._next(request_id)
+                step = self._next(request.id)
                 finished = step.finish_reason is not None
                 if step.pieces or step.prefill or finished:
                     yield StreamChunk(
@@ -202,10 +205,10 @@ class LLM:
                         pieces=step.pieces,
                         prefill=step.prefill,
                         finished=finished,
-                        output=self._take(request_id, prompt) if finished else None,
+                        output=self._take(request.id, prompt) if finished else None,
                     )
         finally:
-            self._drop(request_id)
+            self._drop(request.id)
 
     def _take(self, request_id: int, prompt: Prompt) -> RequestOutput:
         output = self._engine.take(request_id)

@@ -87,7 +87,7 @@ def run(engine: Engine, jobs: Sequence[Job]) -> list[RequestOutput]:
     while len(done) < len(jobs):
         for index, job in enumerate(jobs):
             if job.arrives <= step and index not in ids.values():
-                request_id = engine.add(job.prompt, job.params, job.speculation, number=job.number)
+                request_id = engine.submit(engine.prepare(job.prompt, job.params, job.speculation, number=job.number))
                 ids[request_id] = index
                 streamed[request_id] = ""
         for output in engine.step():

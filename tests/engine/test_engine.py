@@ -141,21 +141,21 @@ def test_prefill_advances_while_others_decode_with_long_drafts() -> None:
 def test_bad_prompts(prompt: list[int], message: str) -> None:
     engine = make_engine(HistoryModel(V), TokenCache(), {})
     with pytest.raises(InvalidPrompt, match=message):
-        engine.add(prompt, GREEDY)
+        engine.prepare(prompt, GREEDY)
     assert not engine.has_work
 
 
 def test_an_unknown_drafter_is_named() -> None:
     engine = make_engine(HistoryModel(V), TokenCache(), {"ngram": NgramDrafter()})
     with pytest.raises(InvalidParameter, match=r"'magic'.*ngram"):
-        engine.add([1], GREEDY, SpeculationParams(method="magic"))
+        engine.prepare([1], GREEDY, SpeculationParams(method="magic"))
 
 
 def test_a_request_whose_logits_are_nan_ends_alone() -> None:
     model = HistoryModel(V, broken=lambda history: history[0] == 7 and len(history) > 12)
     jobs = [Job([1], GREEDY), Job([7], WARM), Job([2], WARM)]
     engine = make_engine(model, TokenCache(), {"ngram": NgramDrafter(1, 4)})
-    ids = [engine.add(job.prompt, job.params) for job in jobs]
+    ids = [engine.submit(engine.prepare(job.prompt, job.params)) for job in jobs]
     finished = set()
     while len(finished) < 3:
         finished |= {o.request_id for o in engine.step() if o.finish_reason}
@@ -171,7 +171,7 @@ def test_abort_frees_everything_at_any_moment() -> None:
     model = HistoryModel(V)
     drafters = {"draft_model": DraftModelDrafter(HistoryModel(V), TokenCache(), max_model_len=512)}
     engine = make_engine(model, TokenCache(), drafters, rows=20, seqs=2)
-    ids = [engine.add([i] * 30, GREEDY) for i in range(4)]
+    ids = [engine.submit(engine.prepare([i] * 30, GREEDY)) for i in range(4)]
     engine.step()
     engine.abort(ids[0])  # in the middle of its prefill
     engine.abort(ids[3])  # waiting

@@ -81,15 +81,15 @@ class Engine:
 
     # Requests come and go between steps.
 
-    def add(
+    def prepare(
         self,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         speculation: SpeculationParams | None = None,
         *,
         number: int = 0,
-    ) -> int:
-        """Queues a request. Returns its id.
+    ) -> Request:
+        """Checks what is asked for and makes a request of it; nothing is queued yet.
 
         Args:
             prompt_token_ids: at least one id.
@@ -110,7 +110,7 @@ class Engine:
         most = speculation.num_speculative_tokens
         if most is None:
             most = self._num_speculative_tokens.get(drafter or "", 0)
-        request = Request(
+        return Request(
             id=next(self._ids),
             token_ids=list(prompt_token_ids),
             num_prompt_tokens=len(prompt_token_ids),
@@ -123,6 +123,9 @@ class Engine:
             num_speculative_tokens=most,
             text=TextBuilder(self._detokenizer(params.skip_special_tokens), params.stop),
         )
+
+    def submit(self, request: Request) -> int:
+        """Queues a prepared request. Returns its id."""
         self._requests[request.id] = request
         self._scheduler.add(request)
         return request.id

@@ -2,10 +2,10 @@
 
 On disk it is a folder:
 
-    config.json          {"model_type": "outpace_exit_adapter", "exit_layer": E, "hidden_size": H, "num_hidden_layers": L}
-                         with hidden_size and num_hidden_layers of the target it was trained for
-    model.safetensors    block.input_layernorm.weight, block.self_attn.q_proj.weight, ... as one layer of the target is
-                         named and shaped, and norm.weight [H]
+    config.json          {"model_type": "outpace_exit_adapter", "exit_layer": E,
+                          "hidden_size": H, "num_hidden_layers": L}, the last two those of its target
+    model.safetensors    block.input_layernorm.weight, block.self_attn.q_proj.weight, ... named and shaped as one
+                         layer of the target, and norm.weight [H]
 """
 
 from __future__ import annotations
