@@ -1,0 +1,130 @@
+"""The packaged SmolLM2-135M-Instruct through the Python front: same tokens, right logits, honest books."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from outpace import LLM, InvalidParameter, InvalidPrompt, OutOfMemory, SamplingParams, SpeculationParams
+from outpace.models.config import DecoderConfig
+from outpace.models.decoder import Decoder
+from outpace.models.load import LoadedFiles
+from tests.models.tiny_models import lanes, pack_of
+
+pytestmark = pytest.mark.smollm2
+
+EDIT = """Rename x to total and print the function again.
+def add(a, b):
+    x = a + b
+    print(x)
+    return x"""
+CONVERSATIONS = [
+    [{"role": "user", "content": EDIT}],
+    [{"role": "user", "content": "Name three rivers."}],
+    [{"role": "system", "content": "You are terse."}, {"role": "user", "content": "What is 12 + 30? " * 12}],
+]
+METHODS = ("ngram", "early_exit", "draft_model")
+PLAIN = SpeculationParams(enabled=False)
+
+
+@pytest.fixture(scope="module", params=["int8", "none"])
+def llm(request: pytest.FixtureRequest, smollm2_files: LoadedFiles) -> LLM:
+    """All three drafters on one engine; the draft model is the target itself, drafting with a cache of its own."""
+    drafters = ["ngram", "self:26", smollm2_files.folder.as_posix()]
+    return LLM("smollm2-135m", drafters, quantization=request.param, threads=1, max_model_len=1024)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(temperature=0.0, max_tokens=32), SamplingParams(temperature=1.0, seed=7, max_tokens=32)],
+    ids=["greedy", "T=1"],
+)
+def test_same_tokens_for_every_drafter_alone_and_in_a_batch(llm: LLM, params: SamplingParams) -> None:
+    plain = [llm.chat(messages, params, PLAIN)[0] for messages in CONVERSATIONS]
+    for method in METHODS:
+        together = llm.chat(CONVERSATIONS, params, SpeculationParams(method=method, num_speculative_tokens=4))
+        for alone, output in zip(plain, together, strict=True):
+            assert output.outputs[0].token_ids == alone.outputs[0].token_ids
+            assert output.text == alone.text
+            if method == "draft_model":
+                assert output.stats.acceptance_rate == 1.0
+
+
+def test_a_stream_joins_to_the_text_and_two_can_be_read_in_turn(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    whole = [llm.chat(messages, params)[0] for messages in CONVERSATIONS[:2]]
+    streams = [llm.stream(messages, params) for messages in CONVERSATIONS[:2]]
+    texts, ids = ["", ""], [[], []]
+    open_streams = [0, 1]
+    while open_streams:
+        for index in list(open_streams):
+            chunk = next(streams[index], None)
+            if chunk is None:
+                open_streams.remove(index)
+                continue
+            texts[index] += chunk.text
+            ids[index] += chunk.token_ids
+            assert chunk.text == "".join(piece.text for piece in chunk.pieces)
+    assert texts == [output.text for output in whole]
+    assert ids == [output.outputs[0].token_ids for output in whole]
+
+
+def test_leaving_a_stream_frees_its_rows_and_an_unread_one_takes_none(llm: LLM) -> None:
+    stream = llm.stream("Once upon a time", SamplingParams(max_tokens=50))
+    assert llm.memory()["cache"] == 0
+    next(chunk for chunk in stream if chunk.text)
+    assert llm.memory()["cache"] > 0
+    stream.close()
+    assert llm.memory()["cache"] == 0
+
+
+def test_bad_input_is_named_and_leaves_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(InvalidPrompt, match="empty"):
+        llm.generate("")
+    with pytest.raises(InvalidPrompt, match="1024"):
+        llm.generate(["fine", "word " * 2000])
+    with pytest.raises(InvalidParameter, match="2 sampling_params"):
+        llm.generate("a", [SamplingParams(), SamplingParams()])
+    assert not llm.generate("Hello", SamplingParams(max_tokens=1))[0].text.startswith("<|")
+    assert llm.memory()["cache"] == 0
+
+
+def test_chat_ends_at_the_end_of_turn_and_bos_is_there_once(llm: LLM) -> None:
+    (output,) = llm.chat([{"role": "user", "content": "Say hi."}], SamplingParams(temperature=0.0, max_tokens=200))
+    assert output.outputs[0].finish_reason == "stop"
+    assert output.outputs[0].token_ids[-1] in (0, 2)
+    assert output.prompt_token_ids[:2] != [1, 1]
+    assert "<|im_end|>" not in output.text
+
+
+def test_describe_and_banner_say_what_runs(llm: LLM) -> None:
+    settings = llm.describe()
+    assert settings["speculative"][1]["exit_layer"] == 26
+    assert settings["engine"]["threads"] == 1
+    assert "same bits" in settings["row_independence"]
+    bits = "7-bit weights, 8-bit activations" if settings["engine"]["quantization"] == "int8" else "fp32"
+    assert bits in llm.banner()
+
+
+def test_a_cache_that_cannot_fit_is_refused_before_loading() -> None:
+    with pytest.raises(OutOfMemory, match="cache_tokens"):
+        LLM("smollm2-135m", cache_tokens=10**9)
+
+
+def test_logits_are_those_of_transformers(smollm2_files: LoadedFiles) -> None:
+    """Within 1e-3 of its fp32 logits; transformers differs from itself by 1.3e-4 between one row and a block."""
+    reference = transformers.AutoModelForCausalLM.from_pretrained(smollm2_files.folder, dtype=torch.float32).eval()
+    decoder = Decoder(
+        DecoderConfig.from_hf(smollm2_files.config),
+        smollm2_files.checkpoint,
+        quantization="none",
+        vocab_size=smollm2_files.tokenizer.vocab_size,
+    )
+    ids = smollm2_files.tokenizer.encode_chat(CONVERSATIONS[0])
+    with torch.inference_mode():
+        wanted = reference(torch.tensor([ids])).logits[0]
+        cache = lanes(decoder, 1, len(ids))
+        first = decoder.forward(pack_of((0, 0, ids[:30])), cache).logits
+        rest = decoder.forward(pack_of((0, 30, ids[30:])), cache).logits
+    assert (torch.cat((first, rest)) - wanted).abs().max() < 1e-3
