@@ -12,7 +12,10 @@ import torch
 __all__ = ["KEY_BLOCK", "KvCache"]
 
 KEY_BLOCK = 128
-"""Keys are attended in blocks of this many absolute slots; `outpace.kv.attention` says why it is a constant."""
+"""Keys are attended in blocks of this many absolute slots; `outpace.kv.attention` says why it is a constant.
+
+Measured on AVX2: 256 costs a third more at a context of 50 and saves a tenth at 1,000; 64 is the other way round.
+"""
 
 _BYTES_PER_NUMBER = 4
 
