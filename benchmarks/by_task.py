@@ -82,7 +82,7 @@ def summary(task: str, rows: list[Row]) -> dict[str, object]:
 
 def outside_ms(output: RequestOutput) -> float:
     seconds = output.stats.station_seconds
-    own = ("schedule", "pack", "verify", "commit")
+    own = ("schedule", "pack", "choose", "verify", "commit")
     return 1e3 * sum(seconds.get(name, 0.0) for name in own) / output.stats.steps
 
 

@@ -202,7 +202,7 @@ def _cache_rows(config: EngineConfig, target: Decoder) -> int:
     if free is None:
         return full
     rows = min(full, int(free * _CACHE_SHARE) // per_row)
-    if rows < config.max_num_batched_tokens:
+    if rows < min(full, config.max_num_batched_tokens):
         raise OutOfMemory(
             f"{format_bytes(free)} of memory are free, too little for a cache of {config.max_num_batched_tokens} "
             f"tokens at {format_bytes(per_row)} each: take a smaller model, or say how few will do with cache_tokens"

@@ -119,15 +119,17 @@ class DrafterNeeds:
 
     Args:
         aux_layers: layers whose entering hidden states it wants to observe, for every kept row.
+        computes: it computes rows to draft, so it is not asked before a request has its first token.
         target_rows: it writes to the target's cache rows and returns drafts with `resume`.
     """
 
     aux_layers: tuple[int, ...] = ()
+    computes: bool = False
     target_rows: bool = False
 
 
 class Drafter(Protocol):
-    """Proposes tokens. Wrong, illegal, too many or no proposals cost time, never correctness.
+    """Proposes tokens. Wrong, illegal, too many or no tokens cost time, never correctness; exceptions are faults.
 
     Calls for one request come in this order: start, (observe | propose)*, release. A preempted request is released
     and started anew. Lane and cache of the target are named in each `Ask`.
@@ -157,7 +159,8 @@ class Drafter(Protocol):
     def propose(self, asks: Sequence[Ask], row_budget: int) -> Sequence[Draft]:
         """One draft per ask, in order, computing at most `row_budget` rows to catch up with what was committed.
 
-        A drafter that is still behind after that returns empty drafts for the requests concerned.
+        A drafter that is still behind after that returns empty drafts for the requests concerned. The step may fail
+        before anything is observed; then the requests are released.
         """
         ...
 

@@ -100,7 +100,7 @@ def run(engine: Engine, jobs: Sequence[Job]) -> list[RequestOutput]:
         step += 1
         assert step < 20_000, "the engine does not come to an end"
     assert not engine.has_work
-    for drafter in engine.drafters.values():
+    for drafter in engine.drafting.drafters.values():
         alive = getattr(drafter, "alive", getattr(drafter, "_states", getattr(drafter, "_indices", {})))
         assert not alive, f"{drafter.name} still holds requests"
     return [done[index] for index in range(len(jobs))]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import outpace.engine.choosing as choosing_module
 import outpace.engine.engine as engine_module
 import outpace.engine.pack as pack_module
 from outpace.drafters.draft_model import DraftModelDrafter
@@ -80,23 +81,23 @@ def test_rollback_off_by_one_is_noticed(shift: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_noise_without_the_position_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = engine_module.choose_rows
+    real = choosing_module.choose_rows
 
     def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> list[int]:
         return real(logits, [replace(c, position=0) for c in choices])
 
-    monkeypatch.setattr(engine_module, "choose_rows", choose)
+    monkeypatch.setattr(choosing_module, "choose_rows", choose)
     assert not identical()
 
 
 def test_a_shifted_noise_position_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Position counted inside the block instead of from the start of the text."""
-    real = engine_module._choices
+    real = choosing_module._choices
 
     def choices(block: pack_module.Block) -> list[Choice]:
         return [replace(c, position=i) for i, c in enumerate(real(block))]
 
-    monkeypatch.setattr(engine_module, "_choices", choices)
+    monkeypatch.setattr(choosing_module, "_choices", choices)
     assert not identical()
 
 

@@ -61,7 +61,7 @@ class DraftModelDrafter:
     """
 
     name = "draft_model"
-    needs = DrafterNeeds()
+    needs = DrafterNeeds(computes=True)
 
     def __init__(self, model: TargetModel, cache: Cache, *, max_model_len: int, weight_bytes: int = 0) -> None:
         self._model = model

@@ -80,7 +80,8 @@ class EarlyExitDrafter:
         assert 1 <= exit_layer < model.num_layers, (exit_layer, model.num_layers)
         assert adapter is None or adapter.exit_layer == exit_layer
         self.exit_layer = exit_layer
-        self.needs = DrafterNeeds(aux_layers=() if adapter is None else (exit_layer,), target_rows=True)
+        aux_layers = () if adapter is None else (exit_layer,)
+        self.needs = DrafterNeeds(aux_layers, computes=True, target_rows=True)
         self._model = model
         self._cache = cache
         self._adapter = adapter

@@ -1,6 +1,6 @@
 """The step loop.
 
-    schedule -> draft -> pack -> forward -> verify -> commit -> emit
+    schedule -> draft -> pack -> forward -> choose -> verify -> commit -> emit
 
 The engine knows ports, not classes: a model, a cache, and drafters by name (`outpace.protocols`). Rows are reserved
 before drafting, so no draft is cut afterwards; drafting comes first in a step, so what the last step committed has
@@ -13,30 +13,29 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from outpace.engine.choosing import NO_TOKEN, choose_blocks
+from outpace.engine.drafting import Drafting
 from outpace.engine.outputs import CompletionOutput, RequestOutput, StepOutput
 from outpace.engine.pack import Block, build_pack
 from outpace.engine.request import Request
-from outpace.engine.scheduler import Scheduler, Turn
+from outpace.engine.scheduler import Scheduler
 from outpace.engine.text import Detokenizer, TextBuilder
-from outpace.errors import InvalidParameter, InvalidPrompt, OutpaceError
+from outpace.errors import InvalidPrompt, OutpaceError
 from outpace.params import SamplingParams, SpeculationParams
 from outpace.protocols import Cache, Drafter, TargetModel
-from outpace.sampling.choose import choose_rows
-from outpace.types import Ask, Choice, Draft, ForwardResult, Observation, Verdict
-from outpace.verify.clean import clean_draft, principal_chain
+from outpace.types import Draft, ForwardResult, Verdict
 from outpace.verify.coupled import verify
 
 __all__ = ["Engine"]
 
-NO_DRAFT = Draft()
-
 
 class Engine:
     """Runs many requests step by step, each with its own drafter, draft length and sampling parameters.
+
+    Not for use from several threads at once.
 
     Args:
         model: the target.
@@ -67,13 +66,11 @@ class Engine:
     ) -> None:
         self.model = model
         self.cache = cache
-        self.drafters = dict(drafters)
-        self.max_model_len = max_model_len
+        self.drafting = Drafting(drafters, num_speculative_tokens, model.vocab_size)
+        self._max_len = min(max_model_len, cache.capacity, cache.free_rows)  # one request always fits
         self._detokenizer = detokenizer
         self._eos_ids = frozenset(eos_ids)
-        self._num_speculative_tokens = dict(num_speculative_tokens)
         self._weight_bytes = weight_bytes
-        self._aux_layers = tuple(sorted({i for d in self.drafters.values() for i in d.needs.aux_layers}))
         self._scheduler = Scheduler(cache, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
@@ -101,15 +98,11 @@ class Engine:
             InvalidPrompt: empty, too long, or with an id outside the vocabulary.
             InvalidParameter: an unknown drafter.
         """
-        speculation = speculation or SpeculationParams()
         self._check_prompt(prompt_token_ids)
-        limit = min(self.max_model_len, self.cache.capacity)
+        limit = self._max_len
         if params.max_tokens is not None:
             limit = min(limit, len(prompt_token_ids) + params.max_tokens)
-        drafter = self._drafter_of(speculation)
-        most = speculation.num_speculative_tokens
-        if most is None:
-            most = self._num_speculative_tokens.get(drafter or "", 0)
+        drafter, most, early = self.drafting.choose(speculation or SpeculationParams())
         return Request(
             id=next(self._ids),
             token_ids=list(prompt_token_ids),
@@ -119,8 +112,9 @@ class Engine:
             number=number,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids),
             max_total_tokens=limit,
-            drafter=drafter if most else None,
+            drafter=drafter,
             num_speculative_tokens=most,
+            drafts_before_first_token=early,
             text=TextBuilder(self._detokenizer(params.skip_special_tokens), params.stop),
         )
 
@@ -133,8 +127,8 @@ class Engine:
     def abort(self, request_id: int) -> None:
         """Ends a request at once; it gives no further output. Unknown or finished ids are ignored."""
         request = self._requests.pop(request_id, None)
-        if request is not None and self._scheduler.remove(request):
-            self._release_drafter(request)
+        if request is not None and request.finish_reason is None and self._scheduler.remove(request):
+            self.drafting.release(request)
 
     @property
     def has_work(self) -> bool:
@@ -163,127 +157,63 @@ class Engine:
     # The step.
 
     def step(self) -> list[StepOutput]:
-        """Computes one pass of the target and returns what it added to each request."""
+        """Computes one pass of the target and returns what it added to each request; empty if there is none.
+
+        If anything is raised on the way (an interrupt, say), nobody stays half-computed: running requests give up their
+        rows and are computed again by the next step.
+        """
         self._seconds = {}
         began = time.perf_counter()
+        try:
+            blocks = self._advance()
+        except BaseException:
+            for request in self._scheduler.recompute_all():
+                self.drafting.release(request)
+            raise
+        return self._emit(blocks, began)
+
+    def _advance(self) -> list[Block]:
+        """The stations of a step, in order."""
         with self._station("schedule"):
             plan = self._scheduler.schedule()
             for request in plan.preempted:
-                self._release_drafter(request)
+                self.drafting.release(request)
             for request in plan.admitted:
-                self._start_drafter(request)
+                self.drafting.start(request)
         if not plan.turns:
             return []
         with self._station("draft"):
-            drafts = self._draft(plan.turns, plan.free_rows)
+            drafts = self.drafting.propose(plan.turns, plan.free_rows)
         with self._station("pack"):
-            pack, blocks = build_pack(plan.turns, drafts, self._aux_layers)
+            pack, blocks = build_pack(plan.turns, drafts, self.drafting.aux_layers)
         with self._station("forward"):
             result = self.model.forward(pack, self.cache)
+        with self._station("choose"):
+            chosen = choose_blocks(blocks, result.logits)
         with self._station("verify"):
-            verdicts = self._verify(blocks, result)
+            verdicts = [verify(b.draft, own) if own else None for b, own in zip(blocks, chosen, strict=True)]
         with self._station("commit"):
             self._commit(blocks, verdicts, result)
-        return self._emit(blocks, began)
-
-    def _draft(self, turns: Sequence[Turn], free_rows: int) -> list[Draft]:
-        """Asks each drafter once for all of its requests; what comes back is cut to what is legal and was asked for.
-
-        A request about to get its first token is asked for without a row budget: a drafter that has to compute
-        something first must not delay it.
-        """
-        drafts = [NO_DRAFT] * len(turns)
-        groups: dict[tuple[str, bool], list[int]] = defaultdict(list)
-        for index, turn in enumerate(turns):
-            if turn.num_draft_tokens:
-                assert turn.request.drafter is not None
-                groups[turn.request.drafter, turn.num_tokens > 1].append(index)
-        for (name, first_token), indices in groups.items():
-            drafter = self.drafters[name]
-            if first_token and drafter.needs.target_rows:
-                continue
-            asks = [_ask(turns[index]) for index in indices]
-            proposed = drafter.propose(asks, 0 if first_token else free_rows)
-            for index, draft in zip(indices, proposed, strict=True):
-                drafts[index] = self._legal(draft, turns[index])
-        return drafts
-
-    def _legal(self, draft: Draft, turn: Turn) -> Draft:
-        """A chain of real ids, no longer than asked, with nothing behind a token that ends generation."""
-        vocab_size = self.model.vocab_size
-        draft = principal_chain(clean_draft(draft, vocab_size=vocab_size, limit=turn.num_draft_tokens))
-        for index, token in enumerate(draft.ids[:-1]):
-            if token in turn.request.stop_ids:
-                return clean_draft(draft, vocab_size=vocab_size, limit=index + 1)
-        return draft
-
-    def _verify(self, blocks: Sequence[Block], result: ForwardResult) -> list[Verdict | None]:
-        """The target's own choice at every wanted row, then one walk per draft. None in the middle of a prefill."""
-        choices = [choice for block in blocks for choice in _choices(block)]
-        try:
-            chosen = choose_rows(result.logits, choices)
-        except OutpaceError:
-            return self._verify_one_by_one(blocks, result)
-        verdicts: list[Verdict | None] = []
-        at = 0
-        for block in blocks:
-            own = chosen[at : at + block.num_choices]
-            verdicts.append(verify(block.draft, own) if own else None)
-            at += block.num_choices
-        return verdicts
-
-    def _verify_one_by_one(self, blocks: Sequence[Block], result: ForwardResult) -> list[Verdict | None]:
-        """Some row has no valid choice (NaN logits): finds whose, and ends that request alone."""
-        verdicts: list[Verdict | None] = []
-        at = 0
-        for block in blocks:
-            logits = result.logits[at : at + block.num_choices]
-            at += block.num_choices
-            verdict = None
-            if block.num_choices:
-                try:
-                    verdict = verify(block.draft, choose_rows(logits, _choices(block)))
-                except OutpaceError as error:
-                    block.turn.request.finish_reason, block.turn.request.error = "error", str(error)
-            verdicts.append(verdict)
-        return verdicts
+        return blocks
 
     def _commit(self, blocks: Sequence[Block], verdicts: Sequence[Verdict | None], result: ForwardResult) -> None:
         """Appends what was kept, ends requests, rolls the cache back, and tells the drafters."""
-        observations: dict[str, list[Observation]] = defaultdict(list)
+        going_on: list[tuple[Block, int, int]] = []
         for block, verdict in zip(blocks, verdicts, strict=True):
             request = block.turn.request
-            first_position = request.num_computed
             before = len(request.token_ids)
-            num_accepted = 0
-            request.num_computed += block.turn.num_tokens
-            if verdict is not None:
-                num_accepted = _append(request, block.draft, verdict)
-                request.num_computed += num_accepted
+            num_accepted = 0 if verdict is None else _append(request, block.draft, verdict)
+            request.num_computed += block.turn.num_tokens + num_accepted
             request.stats.count_draft(len(block.draft), num_accepted)
             if request.finish_reason:
                 request.stats.memory = self.memory()
                 self._scheduler.remove(request)
-                self._release_drafter(request)
+                self.drafting.release(request)
                 continue
             assert request.lane is not None
             self.cache.truncate(request.lane, request.num_computed)
-            if request.drafter is not None:
-                rows = slice(block.begin, block.begin + request.num_computed - first_position)
-                needs = self.drafters[request.drafter].needs.aux_layers
-                observations[request.drafter].append(
-                    Observation(
-                        request_id=request.id,
-                        token_ids=request.token_ids,
-                        num_new_tokens=len(request.token_ids) - before,
-                        draft=block.draft,
-                        num_accepted=num_accepted,
-                        first_position=first_position,
-                        aux={layer: result.aux[layer][rows] for layer in needs},
-                    )
-                )
-        for name, seen in observations.items():
-            self.drafters[name].observe(seen)
+            going_on.append((block, len(request.token_ids) - before, num_accepted))
+        self.drafting.observe(going_on, result)
 
     def _emit(self, blocks: Sequence[Block], began: float) -> list[StepOutput]:
         """Books times and hands out the text that can be shown."""
@@ -317,7 +247,7 @@ class Engine:
         """Bytes held by the target's weights, the drafters (weights, caches, indices) and the target's cache."""
         return {
             "target": self._weight_bytes,
-            "drafter": sum(d.memory_bytes for d in self.drafters.values()),
+            "drafter": self.drafting.memory_bytes,
             "cache": self.cache.bytes_in_use,
         }
 
@@ -336,13 +266,12 @@ class Engine:
         self._seconds[name] = time.perf_counter() - began
 
     def _check_prompt(self, prompt_token_ids: Sequence[int]) -> None:
-        limit = min(self.max_model_len, self.cache.capacity)
         if not prompt_token_ids:
             raise InvalidPrompt("the prompt is empty: it must have at least one token")
-        if len(prompt_token_ids) >= limit:
+        if len(prompt_token_ids) >= self._max_len:
             raise InvalidPrompt(
-                f"the prompt has {len(prompt_token_ids)} tokens and the context holds {limit}, output included: "
-                f"shorten it to at most {limit - 1} tokens"
+                f"the prompt has {len(prompt_token_ids)} tokens and the context holds {self._max_len}, output "
+                f"included: shorten it to at most {self._max_len - 1} tokens"
             )
         worst = max(prompt_token_ids, key=lambda i: abs(i - self.model.vocab_size / 2))
         if not 0 <= worst < self.model.vocab_size:
@@ -350,53 +279,14 @@ class Engine:
                 f"token id {worst} is not in the vocabulary: ids go from 0 to {self.model.vocab_size - 1}"
             )
 
-    def _drafter_of(self, speculation: SpeculationParams) -> str | None:
-        if not speculation.enabled or (speculation.method is None and not self.drafters):
-            return None
-        if speculation.method is None:
-            return next(iter(self.drafters))
-        if speculation.method not in self.drafters:
-            raise InvalidParameter(
-                f"speculation method {speculation.method!r} is not loaded; loaded: {', '.join(self.drafters) or 'none'}"
-            )
-        return speculation.method
-
-    def _start_drafter(self, request: Request) -> None:
-        if request.drafter is not None:
-            self.drafters[request.drafter].start(request.id, request.token_ids, request.num_prompt_tokens)
-
-    def _release_drafter(self, request: Request) -> None:
-        if request.drafter is not None:
-            self.drafters[request.drafter].release(request.id)
-
-
-def _ask(turn: Turn) -> Ask:
-    request = turn.request
-    assert request.lane is not None
-    return Ask(
-        request_id=request.id,
-        token_ids=request.token_ids,
-        num_draft_tokens=turn.num_draft_tokens,
-        params=request.params,
-        seed=request.seed,
-        number=request.number,
-        lane=request.lane,
-    )
-
-
-def _choices(block: Block) -> list[Choice]:
-    """What `choose` needs for the last committed token's row and each draft token's. Chains: depth = index."""
-    if not block.num_choices:
-        return []
-    request = block.turn.request
-    first = len(request.token_ids)
-    return [Choice(request.params, request.seed, first + i, request.number) for i in range(block.num_choices)]
-
 
 def _append(request: Request, draft: Draft, verdict: Verdict) -> int:
     """Commits the accepted path and the bonus token, up to an end inside the block. Returns accepted tokens kept."""
     for count, node in enumerate(verdict.accepted, 1):
         if request.append(draft.ids[node], draft.sources[node]):
             return count
-    request.append(verdict.bonus, None)
+    if verdict.bonus == NO_TOKEN:
+        request.fail(f"the logits at position {len(request.token_ids)} are not numbers, so no token can be chosen")
+    else:
+        request.append(verdict.bonus, None)
     return len(verdict.accepted)

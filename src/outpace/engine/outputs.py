@@ -105,7 +105,7 @@ class CompletionOutput:
         index: which of the request's choices.
         text: without special tokens (unless asked for) and without the stop string.
         token_ids: every generated id, the EOS or stop token included.
-        finish_reason: "stop" (EOS, stop id, stop string), "length", "abort" or "error".
+        finish_reason: "stop" (EOS, stop id, stop string) or "length".
         stop_reason: the stop string or stop token id that ended it; None for EOS and length.
     """
 
@@ -118,14 +118,13 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request."""
+    """A finished request. `prompt` is None where token ids or messages were given."""
 
     request_id: int
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     stats: RequestStats
-    finished: bool = True
 
     @property
     def text(self) -> str:

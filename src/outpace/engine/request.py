@@ -11,9 +11,9 @@ from outpace.params import SamplingParams
 __all__ = ["Request"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """State of one request. 0 <= num_computed < len(token_ids) <= max_tokens_total.
+    """State of one request. 0 <= num_computed < len(token_ids) <= max_total_tokens.
 
     Args:
         id: unique in the engine.
@@ -26,9 +26,17 @@ class Request:
         max_total_tokens: length at which generation ends.
         drafter: name of its drafter, None for plain decoding.
         num_speculative_tokens: most draft tokens a step.
+        drafts_before_first_token: whether its drafter may be asked before there is a first token: it only looks things
+            up, so nobody waits for it.
         text: its text so far.
         lane: its lane in the target's cache while running.
         num_computed: tokens whose rows are in the target's cache.
+        finish_reason: why it ended, None before that; see `CompletionOutput`, and "error" for a fault inside.
+        stop_reason: the stop string or stop token id that ended it.
+        error: what went wrong, if its finish reason is "error".
+        stats: counts and times so far.
+        first_step_at: clock at the begin of its first step, in seconds.
+        first_token_at: clock at the end of the step that brought its first token.
     """
 
     id: int
@@ -41,6 +49,7 @@ class Request:
     max_total_tokens: int
     drafter: str | None
     num_speculative_tokens: int
+    drafts_before_first_token: bool
     text: TextBuilder
     lane: int | None = None
     num_computed: int = 0
@@ -80,3 +89,7 @@ class Request:
         if found is not None:
             self.finish_reason, self.stop_reason = "stop", found
         return self.finish_reason is not None
+
+    def fail(self, error: str) -> None:
+        """Ends the request for a fault inside the engine; the others go on."""
+        self.finish_reason, self.error = "error", error

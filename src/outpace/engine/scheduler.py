@@ -85,74 +85,82 @@ class Scheduler:
         return False
 
     def schedule(self) -> Schedule:
-        """Hands out this step's rows: one for every decoding request, drafts, then prefill with what is left."""
-        plan = Schedule()
+        """Hands out this step's rows: one for every decoding request, then prefill, then drafts.
+
+        Rows of the step are set aside for drafts before prefill, but half of them at most while somebody waits for a
+        first token. Rows of the cache go to drafts last, so that no draft ever costs another request its place.
+        """
+        preempted: list[Request] = []
+        admitted: list[Request] = []
         decoding = [r for r in self.running if r.num_uncomputed == 1]
         prefilling = [r for r in self.running if r.num_uncomputed > 1]
-        budget = self._max_rows - len(decoding)
-        # Drafts may take half of the budget while somebody waits for a first token.
-        draft_budget = budget // 2 if prefilling or self._can_admit() else budget
+        tokens: dict[Request, int] = {}
         for request in decoding:
-            if request.lane is None:  # preempted a moment ago for an earlier one
-                budget += 1
-                continue
-            wanted = min(self._num_draft_tokens(request), draft_budget)
-            granted = self._reserve(request, 1, wanted, plan)
-            if granted is None:
-                budget += 1
-                continue
-            budget, draft_budget = budget - granted, draft_budget - granted
-            plan.turns.append(Turn(request, 1, granted))
+            self._reserve(request, 1, tokens, preempted)
+        budget = self._max_rows - len(tokens)
+        wanted = sum(self._num_draft_tokens(request, 1) for request in tokens)
+        draft_budget = min(wanted, budget // 2 if prefilling or self._can_admit() else budget)
+        budget -= draft_budget
         for request in prefilling:
             if budget and request.lane is not None:
-                budget -= self._prefill(request, budget, plan)
-        while budget and not plan.preempted and self._can_admit():
+                budget -= self._reserve(request, min(request.num_uncomputed, budget), tokens, preempted)
+        while budget and not preempted and self._can_admit():
             request = self.waiting.popleft()
             request.lane = self._cache.allocate()
             self.running.append(request)
-            plan.admitted.append(request)
-            budget -= self._prefill(request, budget, plan)
-        return Schedule(plan.turns, plan.admitted, plan.preempted, free_rows=budget)
+            admitted.append(request)
+            budget -= self._reserve(request, min(request.num_uncomputed, budget), tokens, preempted)
+        turns, free_rows = self._with_drafts(tokens, draft_budget + budget)
+        return Schedule(turns, admitted, preempted, free_rows)
 
-    def _prefill(self, request: Request, budget: int, plan: Schedule) -> int:
-        """Gives a turn of committed tokens, with drafts if it reaches the end. Returns rows used."""
-        num_tokens = min(request.num_uncomputed, budget)
-        wanted = 0
-        if num_tokens == request.num_uncomputed:
-            wanted = min(self._num_draft_tokens(request), budget - num_tokens)
-        granted = self._reserve(request, num_tokens, wanted, plan)
-        if granted is None:
+    def _with_drafts(self, tokens: dict[Request, int], budget: int) -> tuple[list[Turn], int]:
+        """Adds drafts where rows of the step and of the cache allow. Returns the turns and the rows nobody uses."""
+        turns: list[Turn] = []
+        for request, num_tokens in tokens.items():
+            assert request.lane is not None
+            granted = min(self._num_draft_tokens(request, num_tokens), budget, self._cache.free_rows)
+            if granted and not self._cache.reserve(request.lane, request.num_computed + num_tokens + granted):
+                granted = 0
+            budget -= granted
+            turns.append(Turn(request, num_tokens, granted))
+        return turns, budget
+
+    def _num_draft_tokens(self, request: Request, num_tokens: int) -> int:
+        """Most draft tokens behind `num_tokens` committed ones: none before they reach the end of the text.
+
+        A step brings one token more than it drafts, so the last token allowed is never drafted.
+        """
+        if request.drafter is None or num_tokens < request.num_uncomputed:
             return 0
-        plan.turns.append(Turn(request, num_tokens, granted))
-        return num_tokens + granted
-
-    def _num_draft_tokens(self, request: Request) -> int:
-        """A step brings one token more than it drafts, so the last token allowed is never drafted."""
-        if request.drafter is None:
+        if not request.drafts_before_first_token and (num_tokens > 1 or not request.num_output_tokens):
             return 0
         return min(request.num_speculative_tokens, request.max_total_tokens - len(request.token_ids) - 1)
 
-    def _reserve(self, request: Request, num_tokens: int, num_draft_tokens: int, plan: Schedule) -> int | None:
-        """Reserves rows, giving up the draft first and then the youngest requests. None if `request` had to go."""
-        assert request.lane is not None
-        base = request.num_computed + num_tokens
-        if self._cache.reserve(request.lane, base + num_draft_tokens):
-            return num_draft_tokens
-        while not self._cache.reserve(request.lane, base):
+    def _reserve(self, request: Request, num_tokens: int, tokens: dict[Request, int], preempted: list[Request]) -> int:
+        """Reserves rows for a turn, pushing out the youngest requests if it must. Returns rows: 0 if it went itself."""
+        while request.lane is not None:
+            if self._cache.reserve(request.lane, request.num_computed + num_tokens):
+                tokens[request] = num_tokens
+                return num_tokens
             victim = self.running[-1]
-            self._preempt(victim, plan)
-            if victim is request:
-                return None
+            tokens.pop(victim, None)
+            self._preempt(victim)
+            preempted.append(victim)
         return 0
 
-    def _preempt(self, request: Request, plan: Schedule) -> None:
+    def recompute_all(self) -> list[Request]:
+        """Takes every lane away, as after a step that failed half-way. Returns who held one."""
+        gone = list(self.running)
+        while self.running:
+            self._preempt(self.running[-1])
+        return gone
+
+    def _preempt(self, request: Request) -> None:
         """The youngest request gives back its rows and will be recomputed; it keeps its place in the queue."""
         self.running.remove(request)
         self._give_up_lane(request)
         request.stats.preemptions += 1
         self.waiting.appendleft(request)
-        plan.preempted.append(request)
-        plan.turns[:] = [turn for turn in plan.turns if turn.request is not request]
 
     def _give_up_lane(self, request: Request) -> None:
         assert request.lane is not None
