@@ -243,6 +243,7 @@ def _no_progress(what: str, done: int, total: int) -> None:
 
 
 def _make_ngram(config: SpeculativeConfig, parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
+    assert config.prompt_lookup_min is not None
     return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max), config
 
 

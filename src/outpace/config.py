@@ -5,17 +5,22 @@ Never imports torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
-from outpace.errors import BadInput, InvalidParameter
-from outpace.params import check_num_speculative_tokens
+from outpace.errors import InvalidParameter
+from outpace.params import check_integer, check_num_speculative_tokens
 
 __all__ = ["METHODS", "QUANTIZATIONS", "EngineConfig", "SpeculativeConfig", "field_help"]
 
 METHODS = ("ngram", "draft_model", "early_exit", "none")
 QUANTIZATIONS = ("auto", "int8", "none")
+MAX_LOOKUP = 32
+"""Longest n-gram that prompt lookup compares."""
+_BELONGS_TO = {"model": "draft_model", "exit_layer": "early_exit", "adapter": "early_exit"}
 
 
 def _option(default: Any, help_text: str) -> Any:
@@ -30,25 +35,36 @@ class SpeculativeConfig:
     model: str | None = _option(None, "draft model: hub id, folder, GGUF file or alias (method draft_model)")
     num_speculative_tokens: int = _option(5, "most draft tokens a step")
     prompt_lookup_max: int = _option(8, "longest n-gram looked up, in tokens (method ngram)")
-    prompt_lookup_min: int = _option(2, "shortest n-gram looked up, in tokens (method ngram)")
+    prompt_lookup_min: int | None = _option(
+        None, "shortest n-gram looked up, in tokens; None: 2, or the longest if that is shorter (method ngram)"
+    )
     exit_layer: int | None = _option(
         None, "layers the early-exit drafter runs (method early_exit); None probes for one"
     )
     adapter: str | None = _option(None, "folder of a trained adapter at the exit (method early_exit)")
 
     def __post_init__(self) -> None:
+        put = partial(object.__setattr__, self)
         if self.method not in METHODS:
             raise InvalidParameter(f"method={self.method!r} is not known; possible: {', '.join(METHODS)}")
-        check_num_speculative_tokens(self.num_speculative_tokens)
-        if self.method == "draft_model" and not self.model:
+        put("num_speculative_tokens", check_num_speculative_tokens(self.num_speculative_tokens))
+        limit = MAX_LOOKUP
+        put("prompt_lookup_max", _count("prompt_lookup_max", self.prompt_lookup_max, limit))
+        shortest = min(2, self.prompt_lookup_max) if self.prompt_lookup_min is None else self.prompt_lookup_min
+        put("prompt_lookup_min", _count("prompt_lookup_min", shortest, self.prompt_lookup_max))
+        if self.exit_layer is not None:
+            put("exit_layer", _count("exit_layer", self.exit_layer))
+        for name in ("model", "adapter"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise InvalidParameter(f"{name}={value!r} is not possible: it must be a name or a path")
+        if self.method == "draft_model" and self.model is None:
             raise InvalidParameter("method='draft_model' needs a model: a hub id, a folder, a GGUF file or an alias")
-        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= 32:
-            raise InvalidParameter(
-                f"prompt_lookup_min={self.prompt_lookup_min}, prompt_lookup_max={self.prompt_lookup_max} are not "
-                "possible: 1 <= min <= max <= 32"
-            )
-        if self.exit_layer is not None and self.exit_layer < 1:
-            raise InvalidParameter(f"exit_layer={self.exit_layer} is not possible: it must be at least 1")
+        for name, method in _BELONGS_TO.items():
+            if getattr(self, name) is not None and self.method != method:
+                raise InvalidParameter(
+                    f"{name}={getattr(self, name)!r} goes with method {method!r}, not {self.method!r}"
+                )
 
     @classmethod
     def parse(cls, value: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig:
@@ -63,14 +79,33 @@ class SpeculativeConfig:
             return cls(method="none")
         if isinstance(value, str):
             return cls(**_from_word(value))
+        if not isinstance(value, Mapping):
+            raise InvalidParameter(f"speculative_config={value!r} is not possible: give a word, a model or a mapping")
         known = {f.name for f in fields(cls)}
         options = {str(key).replace("-", "_"): item for key, item in value.items()}
         unknown = sorted(set(options) - known)
         if unknown:
             raise InvalidParameter(f"speculative_config has no {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
-        if "method" not in options and options.get("model"):
-            options = {**options, **_from_word(str(options["model"]))}
-        return cls(**options)
+        return cls(**_with_word(options))
+
+
+def _with_word(options: dict[str, Any]) -> dict[str, Any]:
+    """A model written as one of the words (`ngram`, `self:20`) says the method, and must not contradict one given."""
+    model = options.get("model")
+    if not isinstance(model, str) or not model:
+        return options
+    said = _from_word(model)
+    if "method" not in options or said["method"] == options["method"]:
+        for key, item in said.items():
+            if key in options and key != "model" and options[key] != item:
+                raise InvalidParameter(f"model={model!r} and {key}={options[key]!r} contradict each other")
+        return {**options, **said}
+    return options
+
+
+def _count(name: str, value: int, most: int | None = None) -> int:
+    text = "an integer, at least 1" if most is None else f"an integer, 1 to {most}"
+    return check_integer(name, value, low=1, high=math.inf if most is None else most, text=text)
 
 
 def _from_word(word: str) -> dict[str, Any]:
@@ -83,7 +118,7 @@ def _from_word(word: str) -> dict[str, Any]:
         return {"method": "draft_model", "model": word}
     if not colon:
         return {"method": "early_exit", "model": None}
-    if not layer.isdigit():
+    if not (layer.isascii() and layer.isdigit()):
         raise InvalidParameter(
             f"{word!r} is not possible: write self or self:E with E the number of layers, as self:20"
         )
@@ -112,14 +147,15 @@ class EngineConfig:
                 f"quantization={self.quantization!r} is not known; possible: {', '.join(QUANTIZATIONS)}"
             )
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_tokens", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidParameter(f"{name}={value} is not possible: it must be at least 1")
-        if not self.model:
-            raise BadInput("model='' is not possible: give a hub id, a folder, a GGUF file or an alias")
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _count(name, getattr(self, name)))
+        if not isinstance(self.model, str) or not self.model:
+            raise InvalidParameter(
+                f"model={self.model!r} is not possible: give a hub id, a folder, a GGUF file or an alias"
+            )
+        for name in ("trust_remote_code", "allow_pickle"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} is not possible: it must be True or False")
 
 
 def field_help(config: type, name: str) -> str:

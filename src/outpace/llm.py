@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 from outpace.build import Built, Notify, Progress, build
 from outpace.config import EngineConfig, SpeculativeConfig
 from outpace.engine.outputs import RequestOutput, StepOutput, StreamChunk
 from outpace.engine.request import Request
-from outpace.errors import InvalidParameter
+from outpace.errors import InvalidParameter, InvalidPrompt, OutpaceError
 from outpace.params import SamplingParams, SpeculationParams
 
 __all__ = ["LLM", "Messages", "Prompt"]
@@ -58,13 +59,11 @@ class LLM:
                 raise InvalidParameter(f"options {sorted(options)} belong into the EngineConfig given")
             config = model
         else:
-            try:
-                config = EngineConfig(model=model, **options)
-            except TypeError:
-                unknown = sorted(set(options) - set(EngineConfig.__dataclass_fields__))
-                raise InvalidParameter(
-                    f"LLM has no option {unknown[0]!r}; known: {', '.join(EngineConfig.__dataclass_fields__)}"
-                ) from None
+            known = EngineConfig.__dataclass_fields__
+            unknown = sorted(set(options) - set(known))
+            if unknown:
+                raise InvalidParameter(f"LLM has no option {unknown[0]!r}; known: {', '.join(known)}")
+            config = EngineConfig(model=model, **options)
         configs = _speculative_configs(speculative_config if speculative is None else speculative)
         self._built: Built = build(config, configs, front=front, notify=notify, progress=progress)
         self._engine = self._built.engine
@@ -88,14 +87,7 @@ class LLM:
             BadInput: a prompt or parameter is not possible; nothing is generated then.
         """
         many = _as_list(prompts)
-        if isinstance(sampling_params, SamplingParams) or sampling_params is None:
-            each: Sequence[SamplingParams | None] = [sampling_params] * len(many)
-        else:
-            each = sampling_params
-        if len(each) != len(many):
-            raise InvalidParameter(
-                f"{len(each)} sampling_params do not go with {len(many)} prompts: give one, or as many"
-            )
+        each = _for_each(sampling_params, len(many))
         requests = [self._prepare(prompt, p, speculation) for prompt, p in zip(many, each, strict=True)]
         try:
             for request in requests:
@@ -119,7 +111,7 @@ class LLM:
         Raises:
             BadInput: the model has no chat template, or it does not take these messages.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        conversations = messages if _is_many(messages) else [messages]
         return self.generate([self.encode_chat(m) for m in conversations], sampling_params, speculation)  # type: ignore[arg-type]
 
     def stream(
@@ -147,7 +139,9 @@ class LLM:
         Raises:
             BadInput: the model has no chat template, or it does not take these messages.
         """
-        return self.tokenizer.encode_chat([dict(message) for message in messages])
+        if not isinstance(messages, Sequence):
+            raise InvalidPrompt(f"messages={messages!r} are not possible: give a list of them")
+        return self.tokenizer.encode_chat(messages)
 
     @property
     def has_chat_template(self) -> bool:
@@ -172,7 +166,10 @@ class LLM:
         return SamplingParams().resolved(self._built.defaults)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None, speculation: SpeculationParams | None) -> Request:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        for value, kind in ((params, SamplingParams), (speculation, SpeculationParams)):
+            if value is not None and not isinstance(value, kind):
+                raise InvalidParameter(f"{value!r} is not possible: it must be {kind.__name__}")
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         return self._engine.prepare(ids, (params or SamplingParams()).resolved(self._built.defaults), speculation)
 
     def _submit(self, request: Request) -> None:
@@ -183,13 +180,16 @@ class LLM:
         """The request's next output. Steps serve everybody, so what others got waits for them."""
         mail = self._mail[request_id]
         while not mail:
-            for output in self._engine.step():
+            outputs = self._engine.step()
+            if not outputs:
+                raise OutpaceError("the request was interrupted: ask again")
+            for output in outputs:
                 self._mail[output.request_id].append(output)
         return mail.popleft()
 
     def _drop(self, request_id: int) -> None:
-        self._engine.abort(request_id)
         self._mail.pop(request_id, None)
+        self._engine.abort(request_id)
 
     def _stream(self, request: Request, prompt: Prompt) -> Generator[StreamChunk, None, None]:
         self._submit(request)
@@ -221,10 +221,38 @@ def _speculative_configs(value: Any) -> list[SpeculativeConfig]:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    """One prompt or several -> several. Token ids of one prompt are told by their first element."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
+        raise InvalidPrompt(f"the prompt {prompts!r} is not possible: give text, token ids, or a list of these")
+    items: list[Any] = list(prompts)
+    return [items] if items and isinstance(items[0], Integral) else items
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
+        raise InvalidPrompt(f"the prompt {prompt!r} is not possible: give text or token ids")
+    ids = list(prompt)
+    wrong = next((item for item in ids if not isinstance(item, Integral) or isinstance(item, bool)), None)
+    if wrong is not None:
+        raise InvalidPrompt(f"the prompt has {wrong!r} among its token ids: they must be integers")
+    return [int(item) for item in ids]
+
+
+def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:
+    """One for every prompt."""
+    if not isinstance(params, (list, tuple)):
+        return [params] * count  # type: ignore[list-item]
+    if len(params) != count:
+        raise InvalidParameter(f"{len(params)} sampling_params do not go with {count} prompts: give one, or as many")
+    return params
+
+
+def _is_many(messages: Any) -> bool:
+    """Several conversations rather than one: a list of lists."""
+    return isinstance(messages, (list, tuple)) and len(messages) > 0 and isinstance(messages[0], (list, tuple))
 
 
 def _is_conversation(prompt: Prompt | Messages) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

@@ -6,7 +6,10 @@ Never imports torch: clients, servers and tests build these without loading an e
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Integral, Real
 
 from outpace.errors import InvalidParameter
 
@@ -39,8 +42,8 @@ class SamplingParams:
         min_p: drop tokens less likely than this fraction of the most likely one, in [0, 1].
         seed: makes sampled text repeatable; None draws a fresh one per request.
         max_tokens: most tokens to generate, at least 1.
-        stop: strings that end generation; they are not part of the text.
-        stop_token_ids: further token ids that end generation, beside the model's EOS ids.
+        stop: strings (or one) that end generation; they are not part of the text. None is none.
+        stop_token_ids: further token ids that end generation, beside the model's EOS ids. None is none.
         ignore_eos: go on after the model's EOS ids.
         skip_special_tokens: leave special tokens out of the text (they stay in token_ids).
 
@@ -54,32 +57,29 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     max_tokens: int | None = None
-    stop: tuple[str, ...] | list[str] | str = ()
-    stop_token_ids: tuple[int, ...] | list[int] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        put = partial(object.__setattr__, self)
         if self.temperature is not None:
-            _check_number("temperature", self.temperature, low=0.0, text="0 (greedy) or more")
+            put("temperature", _number("temperature", self.temperature, low=0.0, text="0 (greedy) or more"))
         if self.top_p is not None:
-            _check_number("top_p", self.top_p, low=0.0, high=1.0, text="in (0, 1]; 1 means off", open_low=True)
-        _check_number("min_p", self.min_p, low=0.0, high=1.0, text="in [0, 1]; 0 means off")
+            put("top_p", _number("top_p", self.top_p, high=1.0, text="in (0, 1]; 1 means off", above=0.0))
+        put("min_p", _number("min_p", self.min_p, low=0.0, high=1.0, text="in [0, 1]; 0 means off"))
         if self.top_k is not None:
-            _check_integer("top_k", self.top_k, low=-1, text="a count, or 0 or -1 for off")
+            put("top_k", check_integer("top_k", self.top_k, low=-1, text="a count, or 0 or -1 for off"))
         if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, low=1, text="at least 1")
+            put("max_tokens", check_integer("max_tokens", self.max_tokens, low=1, text="an integer, at least 1"))
         if self.seed is not None:
-            _check_integer("seed", self.seed, low=-(2**63), high=2**64 - 1, text="a 64-bit integer")
-        if any(not isinstance(s, str) or not s for s in stop):
-            raise InvalidParameter(
-                f"stop={self.stop!r} is not possible: every stop string needs at least one character"
-            )
-        for token in self.stop_token_ids:
-            _check_integer("stop_token_ids", token, low=0, text="token ids, 0 or more")
+            put("seed", check_integer("seed", self.seed, low=-(2**63), high=2**64 - 1, text="a 64-bit integer"))
+        put("stop", _stop_strings(self.stop))
+        put("stop_token_ids", _stop_ids(self.stop_token_ids))
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} is not possible: it must be True or False")
 
     def resolved(self, defaults: SamplingDefaults) -> SamplingParams:
         """The same parameters with every None filled in (max_tokens may stay None: the rest of the context)."""
@@ -108,21 +108,50 @@ class SpeculationParams:
 
     def __post_init__(self) -> None:
         if self.num_speculative_tokens is not None:
-            check_num_speculative_tokens(self.num_speculative_tokens)
+            count = check_num_speculative_tokens(self.num_speculative_tokens)
+            object.__setattr__(self, "num_speculative_tokens", count)
+        if not isinstance(self.enabled, bool):
+            raise InvalidParameter(f"enabled={self.enabled!r} is not possible: it must be True or False")
 
 
-def check_num_speculative_tokens(value: int) -> None:
-    _check_integer("num_speculative_tokens", value, low=0, high=MAX_DRAFT_TOKENS, text=f"0 (off) to {MAX_DRAFT_TOKENS}")
+def check_num_speculative_tokens(value: int) -> int:
+    """The value as an int.
+
+    Raises:
+        InvalidParameter: it is none, or out of range.
+    """
+    text = f"an integer, 0 (off) to {MAX_DRAFT_TOKENS}"
+    return check_integer("num_speculative_tokens", value, low=0, high=MAX_DRAFT_TOKENS, text=text)
 
 
-def _check_number(
-    name: str, value: float, *, low: float, high: float = math.inf, text: str, open_low: bool = False
-) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < low or value > high or (open_low and value == low):
+def _number(
+    name: str, value: float, *, low: float = -math.inf, high: float = math.inf, text: str, above: float | None = None
+) -> float:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < low or value > high or (above is not None and value <= above):
         raise InvalidParameter(f"{name}={value!r} is not possible: it must be {text}")
+    return float(value)
 
 
-def _check_integer(name: str, value: int, *, low: int, high: float = math.inf, text: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or value > high:
+def check_integer(name: str, value: int, *, low: int, high: float = math.inf, text: str) -> int:
+    """The value as an int, whatever kind of integer it is.
+
+    Raises:
+        InvalidParameter: it is none, or out of range; `text` says what would be possible.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low or value > high:
         raise InvalidParameter(f"{name}={value!r} is not possible: it must be {text}")
+    return int(value)
+
+
+def _stop_strings(value: Sequence[str] | str | None) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value or ()
+    if not isinstance(strings, Sequence) or any(not isinstance(item, str) or not item for item in strings):
+        raise InvalidParameter(f"stop={value!r} is not possible: it must be strings of at least one character")
+    return tuple(strings)
+
+
+def _stop_ids(value: Sequence[int] | None) -> tuple[int, ...]:
+    if not isinstance(value or (), Sequence) or isinstance(value, str):
+        raise InvalidParameter(f"stop_token_ids={value!r} is not possible: it must be token ids, 0 or more")
+    return tuple(check_integer("stop_token_ids", item, low=0, text="token ids, 0 or more") for item in value or ())

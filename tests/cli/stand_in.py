@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,7 +70,7 @@ class StandIn:
     def describe(self) -> dict[str, Any]:
         config, speculative = self.opened[-1]
         return {
-            "engine": config.as_dict(),
+            "engine": asdict(config),
             "speculative": {"method": speculative.method},
             "sampling": {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 512},
         }

@@ -147,7 +147,7 @@ def test_module_is_the_command() -> None:
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "outpace: max_tokens=0 is not possible: it must be at least 1\n"
+    assert done.stderr == "outpace: max_tokens=0 is not possible: it must be an integer, at least 1\n"
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "demo"])

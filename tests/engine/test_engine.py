@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.ngram import NgramDrafter
 from outpace.errors import InvalidParameter, InvalidPrompt, OutpaceError
 from outpace.params import SamplingParams, SpeculationParams
-from outpace.types import Ask, Draft
+from outpace.protocols import Cache
+from outpace.types import Ask, Draft, ForwardResult, Pack, Resume
 
 from .fakes import HistoryModel, IdDetokenizer, ScriptedDrafter, TokenCache, oracle_drafter
 from .harness import GREEDY, WARM, Job, make_engine, plain, run
@@ -185,6 +187,120 @@ def test_abort_frees_everything_at_any_moment() -> None:
         engine.check_integrity()
     assert engine.cache.free_rows == 4096
     assert drafters["draft_model"].memory_bytes == 0
+
+
+def test_abort_after_the_end_is_ignored() -> None:
+    engine = make_engine(HistoryModel(V), TokenCache(), {"ngram": NgramDrafter(1, 4)})
+    request_id = engine.submit(engine.prepare([1], replace(GREEDY, max_tokens=2)))
+    while not any(output.finish_reason for output in engine.step()):
+        pass
+    engine.abort(request_id)
+    engine.abort(request_id)
+    assert not engine.has_work
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize(("seqs", "k"), [(8, 5), (2, 4)])
+def test_a_draft_model_drafts_when_drafts_fill_the_row_budget(seqs: int, k: int) -> None:
+    """Rows granted to a drafter that is behind are its own to catch up with; else it stays behind for good."""
+    drafter = DraftModelDrafter(HistoryModel(V), TokenCache(), max_model_len=512)
+    jobs = [Job([i, 3], replace(WARM, max_tokens=60)) for i in range(seqs)]
+    engine = make_engine(HistoryModel(V), TokenCache(), {"draft_model": drafter}, k=k, rows=seqs * (k + 1), seqs=seqs)
+    for result in run(engine, jobs):
+        assert result.stats.steps <= 60 / (k + 1) + 4
+
+
+def test_a_broken_row_behind_a_rejected_draft_token_harms_nobody() -> None:
+    """NaN after a token that plain decoding never reaches is not a reason to end the request."""
+    plain_model = HistoryModel(V)
+    job = Job([1], GREEDY)
+    text = plain(plain_model, job)
+    bad = next(token for token in range(V) if token not in text)
+    model = HistoryModel(V, broken=lambda history: history[-1] == bad)
+    drafter = ScriptedDrafter("bad", lambda ask: Draft.chain([bad] * ask.num_draft_tokens, "x"))
+    (result,) = run(make_engine(model, TokenCache(), {"bad": drafter}), [job])
+    assert result.outputs[0].token_ids == text
+
+
+def test_a_failed_step_leaves_nobody_half_computed() -> None:
+    """An interrupt in the middle of a forward pass: every request goes on as if nothing had been."""
+    model = HistoryModel(V)
+    jobs = [Job([i, 3], WARM) for i in range(3)]
+    drafters = {
+        "draft_model": DraftModelDrafter(HistoryModel(V, errors=0.2), TokenCache(), max_model_len=512),
+        "ngram": NgramDrafter(1, 4),
+    }
+    engine = make_engine(model, TokenCache(), drafters)
+    ids = [
+        engine.submit(engine.prepare(job.prompt, job.params, SpeculationParams(method=method)))
+        for job, method in zip(jobs, ["draft_model", "ngram", "draft_model"], strict=True)
+    ]
+    forward, calls = model.forward, 0
+
+    def interrupted(pack: Pack, cache: Cache) -> ForwardResult:
+        nonlocal calls
+        calls += 1
+        result = forward(pack, cache)
+        if calls % 4 == 3:
+            raise KeyboardInterrupt
+        return result
+
+    model.forward = interrupted  # type: ignore[method-assign]
+    finished: set[int] = set()
+    while len(finished) < 3:
+        try:
+            finished |= {output.request_id for output in engine.step() if output.finish_reason}
+        except KeyboardInterrupt:
+            assert engine.cache.free_rows == 4096
+        engine.check_integrity()
+    for request_id, job in zip(ids, jobs, strict=True):
+        assert engine.take(request_id).outputs[0].token_ids == plain(HistoryModel(V), job)
+
+
+def test_drafts_never_cost_another_request_its_place() -> None:
+    """Plain decoding of these jobs fits the cache; long drafts must not push anybody out of it."""
+    jobs = [Job([i] * 30, replace(WARM, max_tokens=6)) for i in range(8)]
+    for k in (0, 16, 64):
+        drafter = ScriptedDrafter("x", lambda ask: Draft.chain([0] * ask.num_draft_tokens, "x"))
+        engine = make_engine(HistoryModel(V), TokenCache(max_rows=8 * 36), {"x": drafter}, k=k)
+        assert sum(result.stats.preemptions for result in run(engine, jobs)) == 0
+
+
+def test_a_drafter_that_computes_waits_for_the_first_token() -> None:
+    draft = HistoryModel(V)
+    drafter = DraftModelDrafter(draft, TokenCache(), max_model_len=512)
+    engine = make_engine(HistoryModel(V), TokenCache(), {"draft_model": drafter})
+    engine.submit(engine.prepare([1], GREEDY))
+    engine.step()
+    assert draft.rows_per_call == []
+    engine.step()
+    assert draft.rows_per_call
+
+
+def test_kept_states_are_taken_only_from_drafters_that_work_on_target_rows() -> None:
+    model = HistoryModel(V)
+    job = Job([1], GREEDY)
+    drafter = ScriptedDrafter("x", lambda ask: Draft.chain([0], "x", resume=Resume(99, torch.zeros(1, 3))))
+    (result,) = run(make_engine(model, TokenCache(), {"x": drafter}), [job])
+    assert result.outputs[0].token_ids == plain(model, job)
+
+
+def test_a_wide_tree_is_cut_to_its_first_chain_before_its_length() -> None:
+    """Breadth first, the second level comes after many siblings; the chain through it must survive."""
+    model = HistoryModel(V)
+    job = Job([1], replace(GREEDY, max_tokens=20))
+    text = job.prompt + plain(model, job)
+
+    def script(ask: Ask) -> Draft:
+        chain = text[len(ask.token_ids) : len(ask.token_ids) + 2]
+        if len(chain) < 2 or ask.num_draft_tokens < 2:
+            return Draft()
+        siblings = [(chain[0] + i) % V for i in range(1, 8)]
+        return Draft((chain[0], *siblings, chain[1]), (*[-1] * 8, 0), ("x",) * 9)
+
+    (result,) = run(make_engine(model, TokenCache(), {"x": ScriptedDrafter("x", script)}, k=2), [job])
+    assert result.outputs[0].token_ids == text[1:]
+    assert result.stats.per_position == [1.0, 1.0]
 
 
 def test_per_request_draft_length() -> None:

@@ -35,6 +35,7 @@ class Drafting:
         self.drafters = dict(drafters)
         self._num_speculative_tokens = dict(num_speculative_tokens)
         self._vocab_size = vocab_size
+        self._started: set[int] = set()
         self.aux_layers = tuple(sorted({layer for d in self.drafters.values() for layer in d.needs.aux_layers}))
 
     @property
@@ -62,11 +63,13 @@ class Drafting:
     def start(self, request: Request) -> None:
         """The request got a lane."""
         if request.drafter is not None:
+            self._started.add(request.id)
             self.drafters[request.drafter].start(request.id, request.token_ids, request.num_prompt_tokens)
 
     def release(self, request: Request) -> None:
-        """The request lost its lane."""
-        if request.drafter is not None:
+        """The request lost its lane. (After an interrupt it may have had no start yet.)"""
+        if request.drafter is not None and request.id in self._started:
+            self._started.remove(request.id)
             self.drafters[request.drafter].release(request.id)
 
     def propose(self, turns: Sequence[Turn], free_rows: int) -> list[Draft]:

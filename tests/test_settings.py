@@ -1,0 +1,150 @@
+"""Parameters and settings: what is possible is taken in any spelling, the rest refused with the value and the range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outpace.config import EngineConfig, SpeculativeConfig
+from outpace.errors import InvalidParameter
+from outpace.params import SamplingDefaults, SamplingParams, SpeculationParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("top_p", -1),
+        ("top_p", float("nan")),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("max_tokens", 0),
+        ("max_tokens", 2.0),
+        ("seed", 2**64),
+        ("seed", "x"),
+        ("stop", [""]),
+        ("stop", 5),
+        ("stop", [5]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", 3),
+        ("stop_token_ids", "3"),
+        ("ignore_eos", 1),
+        ("skip_special_tokens", None),
+    ],
+)
+def test_impossible_parameters_are_named(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_possible_parameters_in_any_spelling() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        max_tokens=np.int64(4),
+        top_k=-1,
+        top_p=1,
+        stop="end",
+        stop_token_ids=[np.int32(7)],
+        seed=-1,
+    )
+    assert (params.temperature, params.max_tokens, params.stop, params.stop_token_ids) == (0.5, 4, ("end",), (7,))
+    assert type(params.max_tokens) is int
+    assert (SamplingParams(stop=None).stop, SamplingParams(stop_token_ids=None).stop_token_ids) == ((), ())  # type: ignore[arg-type]
+
+
+def test_defaults_fill_only_what_is_missing() -> None:
+    defaults = SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, max_tokens=512)
+    resolved = SamplingParams(temperature=0.0, top_k=0).resolved(defaults)
+    assert (resolved.temperature, resolved.top_p, resolved.top_k, resolved.max_tokens) == (0.0, 0.8, 0, 512)
+
+
+@pytest.mark.parametrize("value", [-1, 65, 1.5, "5", True])
+def test_draft_lengths_have_a_limit(value: Any) -> None:
+    with pytest.raises(InvalidParameter, match="0 \\(off\\) to 64"):
+        SpeculationParams(num_speculative_tokens=value)
+    with pytest.raises(InvalidParameter, match="0 \\(off\\) to 64"):
+        SpeculativeConfig(num_speculative_tokens=value)
+
+
+@pytest.mark.parametrize(
+    ("written", "method", "model", "exit_layer"),
+    [
+        ("auto", "ngram", None, None),
+        ("ngram", "ngram", None, None),
+        ("[ngram]", "ngram", None, None),
+        ("none", "none", None, None),
+        (None, "none", None, None),
+        ("self", "early_exit", None, None),
+        ("self:20", "early_exit", None, 20),
+        ("Qwen/Qwen2.5-0.5B", "draft_model", "Qwen/Qwen2.5-0.5B", None),
+        ({"method": "ngram", "model": "[ngram]", "prompt-lookup-max": 4}, "ngram", None, None),
+        ({"model": "some/draft", "num_speculative_tokens": 3}, "draft_model", "some/draft", None),
+        ({"model": "self:9"}, "early_exit", None, 9),
+        ({"method": "draft_model", "model": "ngram"}, "draft_model", "ngram", None),
+    ],
+)
+def test_what_users_write(written: Any, method: str, model: str | None, exit_layer: int | None) -> None:
+    config = SpeculativeConfig.parse(written)
+    assert (config.method, config.model, config.exit_layer) == (method, model, exit_layer)
+    assert SpeculativeConfig.parse(config) is config
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("self:x", "self:20"),
+        ("self:²", "self:20"),
+        ("self:0", "exit_layer=0"),
+        (5, "5"),
+        (True, "True"),
+        ({"methode": "ngram"}, "methode"),
+        ({"method": "magic"}, "magic"),
+        ({"method": "draft_model"}, "needs a model"),
+        ({"method": "ngram", "model": "some/draft"}, "goes with method 'draft_model'"),
+        ({"method": "ngram", "exit_layer": 3}, "goes with method 'early_exit'"),
+        ({"method": "draft_model", "model": "m", "adapter": "a"}, "goes with method 'early_exit'"),
+        ({"model": "self:20", "exit_layer": 10}, "contradict"),
+        ({"method": "early_exit", "exit_layer": 2.5}, "exit_layer=2.5"),
+        ({"method": "early_exit", "exit_layer": "3"}, "exit_layer='3'"),
+        ({"method": "ngram", "prompt_lookup_min": "a"}, "prompt_lookup_min"),
+        ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}, "prompt_lookup_min=5"),
+        ({"method": "ngram", "prompt_lookup_max": 33}, "prompt_lookup_max=33"),
+    ],
+)
+def test_impossible_drafters_are_named(written: Any, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        SpeculativeConfig.parse(written)
+
+
+def test_the_shortest_ngram_follows_the_longest() -> None:
+    assert SpeculativeConfig(prompt_lookup_max=1).prompt_lookup_min == 1
+    assert SpeculativeConfig().prompt_lookup_min == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", ""),
+        ("model", 123),
+        ("quantization", "int3"),
+        ("max_num_seqs", "8"),
+        ("max_num_seqs", 2.5),
+        ("max_model_len", 0),
+        ("cache_tokens", float("nan")),
+        ("threads", -1),
+        ("allow_pickle", "yes"),
+    ],
+)
+def test_impossible_settings_are_named(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter, match=name):
+        EngineConfig(**{name: value})
