@@ -62,7 +62,8 @@ def answer_all(llm: LLM, path: Path, temperature: float, limit: int | None) -> l
     return rows
 
 
-def summary(task: str, rows: list[Row]) -> dict[str, object]:
+def summary(task: str, rows: list[Row], floor: float) -> dict[str, object]:
+    plain_rate = median(row.plain.stats.decode_tokens_per_second or 0 for row in rows)
     drafted = sum(row.drafted.stats.draft_tokens for row in rows)
     accepted = sum(row.drafted.stats.accepted_tokens for row in rows)
     drafts = sum(row.drafted.stats.drafts for row in rows)
@@ -73,7 +74,8 @@ def summary(task: str, rows: list[Row]) -> dict[str, object]:
         "draft_tokens": drafted,
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
-        "plain_tokens_per_second": median(row.plain.stats.decode_tokens_per_second or 0 for row in rows),
+        "plain_tokens_per_second": plain_rate,
+        "plain_over_floor": 1 / (plain_rate * floor) if plain_rate else None,
         "speedup_median": median(row.speedup or 0 for row in rows),
         "outside_ms": median(outside_ms(row.drafted) for row in rows),
         "same_text": all(row.same for row in rows),
@@ -107,12 +109,15 @@ def main() -> None:
     llm = LLM(args.model, config, quantization=args.quantization, max_num_seqs=1, notify=print)
     print(describe_machine())
     print(llm.banner())
-    print(f"temperature {args.temperature}", flush=True)
+    floor = llm.floor_seconds()
+    print(
+        f"temperature {args.temperature}; floor {1e3 * floor:.1f} ms a plain token (its weights read once)", flush=True
+    )
     rows = answer_all(llm, args.prompts, args.temperature, args.max_tokens)
     tasks: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         tasks[row.task].append(row)
-    table = [summary(task, found) for task, found in tasks.items()] + [summary("all", rows)]
+    table = [summary(task, found, floor) for task, found in tasks.items()] + [summary("all", rows, floor)]
     print("\n| " + " | ".join(table[0]) + " |\n|" + "---|" * len(table[0]))
     for line in table:
         print("| " + " | ".join(text(value) for value in line.values()) + " |")

@@ -160,6 +160,10 @@ class LLM:
         """Bytes held by target, drafter and cache."""
         return self._engine.memory()
 
+    def floor_seconds(self) -> float:
+        """Time in which this machine can read the weights once: no plain token comes faster at this precision."""
+        return self._built.floor_seconds()
+
     @property
     def sampling_defaults(self) -> SamplingParams:
         """What parameters left at None mean here."""

@@ -64,6 +64,9 @@ class StandIn:
     def tokenizer(self) -> SimpleNamespace:
         return SimpleNamespace(has_chat_template=self.chat_template)
 
+    def floor_seconds(self) -> float:
+        return 0.01
+
     def banner(self) -> str:
         return self.name
 

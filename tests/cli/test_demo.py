@@ -22,7 +22,7 @@ TEXT = "".join(WORDS)
 def compare(script: Script, repetitions: int = 1) -> Comparison:
     """Measures a script on the stand-in's own clock, so that every rate is known."""
     llm = StandIn(script)
-    comparison = Comparison("chat")
+    comparison = Comparison("chat", 0.01)
     for _ in range(repetitions):
         comparison.plain.append(measure_run(llm, "Hi", SamplingParams(), PLAIN, clock=llm.clock))
         comparison.speculative.append(measure_run(llm, "Hi", SamplingParams(), SPECULATIVE, clock=llm.clock))
@@ -44,6 +44,7 @@ def test_rates_leave_out_the_prompt_and_the_first_token() -> None:
         "runs": 1,
         "plain_tokens_per_second": pytest.approx(0.5),
         "speculative_tokens_per_second": pytest.approx(0.56),
+        "plain_over_floor": pytest.approx(2.0 / 0.01),
         "speed_up": pytest.approx(1.12),
         "acceptance_rate": pytest.approx(0.2),
         "mean_acceptance_length": pytest.approx(1.4),
@@ -64,7 +65,7 @@ def test_a_row_is_the_median_of_its_runs() -> None:
 def test_an_answer_of_one_token_has_no_speed() -> None:
     row = compare(Script(words=["Yes"]))
     assert (row.plain_rate, row.speed_up, row.explanation()) == (None, None, None)
-    assert demo._cells(row) == ["chat", "1", "-", "-", "-", "-", "-", "yes"]
+    assert demo._cells(row) == ["chat", "1", "-", "-", "-", "-", "-", "-", "yes"]
 
 
 def test_different_tokens_in_any_run_are_seen() -> None:
@@ -120,7 +121,9 @@ def test_without_a_terminal_it_is_plain_text(outpace) -> None:
     assert result.out.count(TEXT) == 2
     assert "accepted draft tokens: 2 from prompt; the target's own: 6" in result.out
     for title in ("code edit", "question with context", "chat"):
-        assert re.search(rf"^ *{title} +8 +[0-9.]+ +[0-9.]+ +[0-9.]+x +20 % +1\.40 +yes *$", result.out, re.MULTILINE)
+        assert re.search(
+            rf"^ *{title} +8 +[0-9.]+ +[0-9.]+x +[0-9.]+ +[0-9.]+x +20 % +1\.40 +yes *$", result.out, re.MULTILINE
+        )
     assert "Medians of 3 runs each way." in result.out
     assert "test model" not in result.out
 
@@ -262,7 +265,7 @@ def test_accepted_tokens_have_the_colour_of_their_source() -> None:
 def test_panes_are_for_terminals_with_colours(options: dict[str, bool], panes: bool, capsys) -> None:
     console = terminal(**options)
     shown = demo.Demo(StandIn(Script()), SamplingParams(temperature=0.0, max_tokens=4), console)
-    shown._show(demo.TASKS[0], Comparison("code edit"))
+    shown._show(demo.TASKS[0], Comparison("code edit", 0.01))
     text = console.file.getvalue()
     assert ("╭" in text) is panes
     assert ("as it comes" in text) is not panes

@@ -37,6 +37,7 @@ _MIN_WIDTH = 70
 _NUMBER_HEADINGS = (
     "tokens",
     "tokens/s\nplain",
+    "plain\n/ floor",
     "tokens/s\nspecul.",
     "speed-up",
     "accept.\nrate",
@@ -144,7 +145,8 @@ class Demo:
         """Runs every task both ways: once each, the first one on show, then again while time is left."""
         for speculation in (PLAIN, SPECULATIVE):  # the first steps of an engine are slower than the rest
             measure_run(self._llm, self._prompt(TASKS[2]), replace(self._params, max_tokens=8), speculation)
-        comparisons = [Comparison(task.title) for task in TASKS]
+        floor = self._llm.floor_seconds()
+        comparisons = [Comparison(task.title, floor) for task in TASKS]
         began = time.perf_counter()
         self._show(TASKS[0], comparisons[0])
         for task, comparison in list(zip(TASKS, comparisons, strict=True))[1:]:
@@ -169,6 +171,10 @@ class Demo:
         runs = " and ".join(sorted({str(len(row.plain)) for row in comparisons}))
         self._print(f"\nMedians of {runs} runs each way. Acceptance rate: share of the draft tokens that were kept.")
         self._print("Mean acceptance length: tokens a verified draft brings, the target's own (bonus) token included.")
+        self._print(
+            f"Floor: a plain token cannot take less than {comparisons[0].floor_seconds * 1e3:.1f} ms here, the time to "
+            "read its weights."
+        )
         for row in comparisons:
             if explanation := row.explanation():
                 self._print(explanation)
@@ -239,6 +245,7 @@ def _cells(row: Comparison) -> list[str]:
         row.title,
         str(len(row.plain[0].token_ids)),
         _number(row.plain_rate, ".1f"),
+        _number(row.plain_over_floor, ".1f", "x"),
         _number(row.speculative_rate, ".1f"),
         _number(row.speed_up, ".2f", "x"),
         "-" if stats.acceptance_rate is None else percent(stats.acceptance_rate),

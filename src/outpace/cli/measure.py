@@ -121,11 +121,13 @@ class Comparison:
 
     Args:
         title: the task's name.
+        floor_seconds: time in which this machine can read the weights of one plain token.
         plain: runs without drafts, the same number as
         speculative: runs with them.
     """
 
     title: str
+    floor_seconds: float
     plain: list[Run] = field(default_factory=list)
     speculative: list[Run] = field(default_factory=list)
 
@@ -148,6 +150,11 @@ class Comparison:
         """Speculative over plain tokens per second; None if an answer was too short to time."""
         plain, speculative = self.plain_rate, self.speculative_rate
         return speculative / plain if plain and speculative else None
+
+    @property
+    def plain_over_floor(self) -> float | None:
+        """Time of a plain token over the floor: how honest the baseline is, 1 being the best there can be."""
+        return 1 / (self.plain_rate * self.floor_seconds) if self.plain_rate else None
 
     @property
     def output(self) -> RequestOutput:
@@ -198,6 +205,7 @@ class Comparison:
             "runs": len(self.plain),
             "plain_tokens_per_second": self.plain_rate,
             "speculative_tokens_per_second": self.speculative_rate,
+            "plain_over_floor": self.plain_over_floor,
             "speed_up": self.speed_up,
             "acceptance_rate": stats.acceptance_rate,
             "mean_acceptance_length": stats.mean_acceptance_length,

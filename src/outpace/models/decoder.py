@@ -96,6 +96,11 @@ class Decoder:
         parts = sum(block.weight_bytes for block in self.blocks) + self.final_norm.weight_bytes
         return parts + self.head.weight_bytes + self._embedding.nbytes
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Weights read to compute one row: all but the embedding, of which a row is read."""
+        return self.weight_bytes - self._embedding.nbytes
+
     def describe(self) -> str:
         """Precision of the linear layers, for people."""
         return self.head.describe()
