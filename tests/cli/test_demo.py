@@ -113,7 +113,8 @@ def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "REPETITIONS", 1)
 
 
-def test_without_a_terminal_it_is_plain_text(outpace) -> None:
+def test_without_a_terminal_it_is_plain_text(outpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # the stand-in's speeds have more digits than a model's
     result = outpace("demo", "--model", "m", script=Script(speculative_cost=1e-9))
     assert result.code == 0
     assert result.out.startswith(BANNER + "\n")

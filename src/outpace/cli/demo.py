@@ -36,10 +36,10 @@ TEST_MODEL_NOTE = "SmolLM2-135M is a test model: judge the speed, not the answer
 _MIN_WIDTH = 70
 _NUMBER_HEADINGS = (
     "tokens",
-    "tokens/s\nplain",
-    "plain\n/ floor",
-    "tokens/s\nspecul.",
-    "speed-up",
+    "tok/s\nplain",
+    "plain\n/floor",
+    "tok/s\nspec.",
+    "speed-\nup",
     "accept.\nrate",
     "mean\naccept.\nlength",
 )
