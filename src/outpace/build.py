@@ -28,8 +28,8 @@ from outpace.models.config import DecoderConfig, expected_tensors
 from outpace.models.decoder import Decoder
 from outpace.models.files import format_bytes
 from outpace.models.load import LoadedFiles, available_bytes, estimate_bytes, load_files, require_fit
-from outpace.models.probe import ProbeReport, probe_rows
-from outpace.models.threads import usable_cores
+from outpace.models.probe import ProbeReport, probe_rows, same_bits
+from outpace.models.threads import ThreadGovernor, usable_cores
 from outpace.models.tokenizer import Detokenizer, Tokenizer, check_same_vocabulary
 from outpace.params import SamplingDefaults
 from outpace.protocols import Drafter
@@ -86,6 +86,7 @@ class Built:
             "sampling": asdict(self.defaults),
             "linear_layers": self.linear,
             "row_independence": self.probe.describe(),
+            "threads_now": torch.get_num_threads(),
         }
 
     def floor_seconds(self) -> float:
@@ -99,7 +100,8 @@ class Built:
         """One line for people."""
         drafters = ", ".join(_drafter_text(config) for config in self.speculative) or "none"
         size = f"{self.parameters / 1e6:.0f}M" if self.parameters < 1e9 else f"{self.parameters / 1e9:.1f}B"
-        threads = f"{self.config.threads} thread{'s' * (self.config.threads != 1)}"
+        most = self.config.threads or usable_cores()
+        threads = f"{'up to ' * (self.config.threads is None and most > 1)}{most} thread{'s' * (most != 1)}"
         return f"{self.label}, {size} parameters, {self.linear}; drafter {drafters}; {threads}"
 
 
@@ -148,14 +150,15 @@ def build(
             f"max_num_seqs={config.max_num_seqs}"
         )
     config = _resolved(config)
-    assert config.threads is not None
-    torch.set_num_threads(config.threads)
+    governor = _set_threads(config)
     files = _load_files(config.model, config, notify)
     target = _load_decoder(files, config, config.max_model_len, progress)
     max_rows = _cache_rows(config, target)
     max_model_len = min(target.max_model_len, config.max_model_len or _MOST_POSITIONS, max_rows)
     cache = target.new_cache(config.max_num_seqs, max_model_len, max_rows)
     probe = probe_rows(target)
+    if governor is not None:
+        governor.trust(lambda threads: same_bits(target, probe))
     parts = _Parts(config, target, cache, files.tokenizer, max_model_len, max_rows, notify, progress)
     drafters: dict[str, Drafter] = {}
     resolved: list[SpeculativeConfig] = []
@@ -173,6 +176,7 @@ def build(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         weight_bytes=target.weight_bytes,
+        before_step=_do_nothing if governor is None else governor.adjust,
     )
     return Built(
         engine=engine,
@@ -195,7 +199,21 @@ def _resolved(config: EngineConfig) -> EngineConfig:
     quantization = config.quantization
     if quantization == "auto":
         quantization = "int8" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "none"
-    return EngineConfig(**{**asdict(config), "quantization": quantization, "threads": config.threads or usable_cores()})
+    return EngineConfig(**{**asdict(config), "quantization": quantization})
+
+
+def _set_threads(config: EngineConfig) -> ThreadGovernor | None:
+    """The number asked for; or a governor that has set it to the cores that are free and goes on doing so."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+        return None
+    governor = ThreadGovernor(usable_cores())
+    governor.start()
+    return governor
+
+
+def _do_nothing() -> None:
+    """Stands where no governor is wanted."""
 
 
 def _cache_rows(config: EngineConfig, target: Decoder) -> int:

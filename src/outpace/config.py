@@ -137,7 +137,9 @@ class EngineConfig:
     max_num_seqs: int = _option(8, "most requests computed side by side")
     max_num_batched_tokens: int = _option(512, "most rows (tokens) computed in one step; long prompts go in chunks")
     cache_tokens: int | None = _option(None, "most cached tokens over all requests; None: what memory allows")
-    threads: int | None = _option(None, "CPU threads; None: the cores this process may use")
+    threads: int | None = _option(
+        None, "CPU threads; None: the cores nobody else is using, looked at again while running"
+    )
     trust_remote_code: bool = _option(False, "run Python code shipped with a tokenizer")
     allow_pickle: bool = _option(False, "load .bin weights, which can run code while they load")
 

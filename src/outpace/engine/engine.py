@@ -48,6 +48,7 @@ class Engine:
         max_num_seqs: most requests side by side; further ones wait.
         max_num_batched_tokens: most rows a step.
         weight_bytes: memory of the target's weights, for the statistics.
+        before_step: called before every step.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Engine:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
         weight_bytes: int = 0,
+        before_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -71,6 +73,7 @@ class Engine:
         self._detokenizer = detokenizer
         self._eos_ids = frozenset(eos_ids)
         self._weight_bytes = weight_bytes
+        self._before_step = before_step
         self._scheduler = Scheduler(cache, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
@@ -162,6 +165,7 @@ class Engine:
         If anything is raised on the way (an interrupt, say), nobody stays half-computed: running requests give up their
         rows and are computed again by the next step.
         """
+        self._before_step()
         self._seconds = {}
         began = time.perf_counter()
         try:

@@ -7,6 +7,7 @@ threads, so it is looked at and not assumed. All layers of a decoder have the sa
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from outpace.kv.cache import KEY_BLOCK, KvCache
 from outpace.models.decoder import Decoder, RowPath
 from outpace.types import Segment
 
-__all__ = ["ProbeReport", "probe_rows"]
+__all__ = ["ProbeReport", "probe_rows", "same_bits"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class ProbeReport:
         compared: comparisons made on each path: a row's hidden states, cache rows and logits in one arrangement.
         threads: threads in use.
         seconds: time taken.
+        digest: of the numbers of all rows computed one at a time: another number of threads must give the same.
     """
 
     row_path: RowPath
@@ -67,6 +69,7 @@ class ProbeReport:
     compared: int
     threads: int
     seconds: float
+    digest: bytes
 
     def describe(self) -> str:
         """One or two sentences for people."""
@@ -86,10 +89,10 @@ def probe_rows(decoder: Decoder) -> ProbeReport:
     """
     start = time.perf_counter()
     changed: dict[RowPath, int] = {}
-    compared = 0
+    compared, digest = 0, b""
     for path in RowPath:
         decoder.row_path = path
-        changed[path], compared = _count_changed(decoder)
+        changed[path], compared, digest = _count_changed(decoder)
         if not changed[path]:
             break
     report = ProbeReport(
@@ -99,13 +102,22 @@ def probe_rows(decoder: Decoder) -> ProbeReport:
         compared=compared,
         threads=torch.get_num_threads(),
         seconds=time.perf_counter() - start,
+        digest=digest,
     )
     if report.row_path is not RowPath.BLOCKS:
         _LOG.warning("%s", report.describe())
     return report
 
 
-def _count_changed(decoder: Decoder) -> tuple[int, int]:
+@torch.inference_mode()
+def same_bits(decoder: Decoder, report: ProbeReport) -> bool:
+    """Whether the threads in use now give rows the bits they had in the report, in every pack."""
+    changed, _, digest = _count_changed(decoder)
+    return not changed and digest == report.digest
+
+
+def _count_changed(decoder: Decoder) -> tuple[int, int, bytes]:
+    """(rows that came out different, rows compared, digest of the rows computed one at a time)."""
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(decoder.vocab_size, (count,), generator=generator) for count in (_LONG, _SHORT)]
     alone = _compute(decoder, ids, _ONE_BY_ONE)
@@ -113,7 +125,8 @@ def _count_changed(decoder: Decoder) -> tuple[int, int]:
     for arrangement in _ARRANGEMENTS:
         block = _compute(decoder, ids, arrangement)
         changed += sum(not torch.equal(one, other) for one, other in zip(alone, block, strict=True))
-    return changed, len(alone) * len(_ARRANGEMENTS)
+    digest = hashlib.blake2b(b"".join(row.numpy().tobytes() for row in alone)).digest()
+    return changed, len(alone) * len(_ARRANGEMENTS), digest
 
 
 def _compute(decoder: Decoder, ids: Sequence[torch.Tensor], steps: Sequence[_Step]) -> list[torch.Tensor]:
