@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from outpace.errors import CheckpointError
+from outpace.models import checkpoint as checkpoint_module
 from outpace.models.checkpoint import Checkpoint, read_json
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -34,6 +35,43 @@ def write_sharded(folder: Path) -> dict[str, str]:
 
 def expected() -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors().items()}
+
+
+def header(entries: dict[str, object]) -> bytes:
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def huge_file(path: Path, num_bytes: int) -> None:
+    """A file of one tensor that takes no room on the disk."""
+    begin = header({"w": {"dtype": "F16", "shape": [num_bytes // 2], "data_offsets": [0, num_bytes]}})
+    path.write_bytes(begin)
+    with path.open("r+b") as file:
+        file.truncate(len(begin) + num_bytes)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_file_larger_than_memory_is_opened_but_not_mapped(tmp_path: Path, sharded: bool) -> None:
+    """So that whoever opens it can say how much memory is missing."""
+    name, num_bytes = ("part.safetensors" if sharded else "model.safetensors"), 2 << 40
+    huge_file(tmp_path / name, num_bytes)
+    if sharded:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+    checkpoint = Checkpoint.open(tmp_path)
+    assert checkpoint.num_bytes == num_bytes
+    checkpoint.check({"w": (num_bytes // 2,)})
+
+
+def test_a_tensor_that_cannot_be_read_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("unable to mmap\nmore")
+
+    save_file(tensors(), str(tmp_path / "model.safetensors"))
+    monkeypatch.setattr(checkpoint_module, "safe_open", fail)
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors: tensor 'model\.norm.* cannot be read \(unable to mmap\)"
+    ):
+        Checkpoint.open(tmp_path).get("model.norm.weight")
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -106,6 +144,10 @@ def test_truncated_file_names_the_first_tensor_that_is_cut(tmp_path: Path) -> No
         (b"", "is empty"),
         (b"something else altogether", "is no safetensors file"),
         ((16).to_bytes(8, "little") + b"{not json}      ", "has a damaged header"),
+        (header({"w": {"dtype": "F32", "shape": [2]}}), r"has a damaged header \(tensor 'w'\)"),
+        (header({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}), r"damaged header \(size of tensor 'w'"),
+        (header({"w": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}), "tensor 'w' is of unknown type F4"),
+        (header({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}) + b"12345", "goes on behind its last"),
     ],
 )
 @pytest.mark.parametrize("sharded", [False, True])
@@ -185,9 +227,19 @@ def test_pickles_that_hold_more_than_tensors_are_refused(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    "content", [b"\x80", b"a", b"\x80\x02.", b"PK\x03\x04", b"0" * 100, b"\x80\x02(K\x01e.", b"t."]
+)
+def test_pickles_that_cannot_be_read_name_the_file(tmp_path: Path, content: bytes) -> None:
+    """torch's unpickler raises IndexError, EOFError, UnpicklingError, KeyError and others over damage."""
+    (tmp_path / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin cannot be read as pickled weights"):
+        Checkpoint.open(tmp_path, allow_pickle=True)
+
+
 def test_read_json_names_a_bad_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    for content in ("", "{", "[]", '"text"'):
+    for content in ("", "{", "[]", '"text"', "[" * 100_000):
         path.write_text(content)
         with pytest.raises(CheckpointError, match=r"config\.json"):
             read_json(path)

@@ -6,11 +6,10 @@ Every way a download can be wrong ends in one error that names the file, and the
 from __future__ import annotations
 
 import json
-import pickle
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from outpace.errors import CheckpointError
 from outpace.models.files import describe_impostor
 
-__all__ = ["Checkpoint", "read_json"]
+__all__ = ["Checkpoint", "first_line", "read_json"]
 
 _DTYPES = {
     "F64": torch.float64,
@@ -122,8 +121,8 @@ class Checkpoint:
         stored = self._tensors[name]
         try:
             return stored.read()
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{stored.file}: tensor {name!r} cannot be read ({error})") from error
+        except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch cannot map the file
+            raise CheckpointError(f"{stored.file}: tensor {name!r} cannot be read ({first_line(error)})") from error
 
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Accounts for every tensor: none missing, none unknown, each with its shape and a type of weights.
@@ -165,11 +164,16 @@ def read_json(path: Path) -> dict[str, object]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}): download it again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__}, not an object: download it again")
     return value
+
+
+def first_line(error: Exception) -> str:
+    """What an exception of other people's code says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _count(shape: tuple[int, ...]) -> int:
@@ -184,46 +188,68 @@ def _require_file(path: Path) -> None:
         raise CheckpointError(f"{path} {impostor}")
 
 
-def _read_safetensors(path: Path) -> dict[str, _Stored]:
-    _require_file(path)
-    try:
-        file: Any = safe_open(str(path), framework="pt")
-        stored = {}
-        for name in file.keys():  # noqa: SIM118 (it is no mapping)
-            view = file.get_slice(name)
-            kind = view.get_dtype()
-            if kind not in _DTYPES:
-                raise CheckpointError(f"{path}: tensor {name!r} is of unknown type {kind}")
-            stored[name] = _Stored(path, tuple(view.get_shape()), _DTYPES[kind], _reader(file, name))
-        return stored
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} {_describe_damage(path, error)}") from error
+class _SafetensorsFile:
+    """A file that is mapped into memory when its first tensor is read: not before it is known to fit."""
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
-def _reader(file: Any, name: str) -> Callable[[], torch.Tensor]:
-    def read() -> torch.Tensor:
-        tensor: torch.Tensor = file.get_tensor(name)
+    @cached_property
+    def _opened(self) -> Any:
+        return safe_open(str(self._path), framework="pt")
+
+    def get(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._opened.get_tensor(name)
         return tensor
 
-    return read
+
+def _read_safetensors(path: Path) -> dict[str, _Stored]:
+    """What the header says is stored; its claims are checked against each other and the size of the file."""
+    _require_file(path)
+    entries, begin = _read_header(path)
+    file, stored, ends = _SafetensorsFile(path), {}, {}
+    for name, entry in entries.items():
+        try:
+            kind, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
+            first, end = map(int, entry["data_offsets"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} has a damaged header (tensor {name!r}): download it again") from error
+        if kind not in _DTYPES:
+            raise CheckpointError(f"{path}: tensor {name!r} is of unknown type {kind}")
+        if first < 0 or min(shape, default=0) < 0 or end - first != _count(shape) * _DTYPES[kind].itemsize:
+            raise CheckpointError(f"{path} has a damaged header (size of tensor {name!r}): download it again")
+        stored[name] = _Stored(path, shape, _DTYPES[kind], partial(file.get, name))
+        ends[name] = begin + end
+    size = path.stat().st_size
+    cut = min((name for name, end in ends.items() if end > size), key=ends.__getitem__, default=None)
+    if cut is not None:
+        raise CheckpointError(
+            f"{path} is truncated: tensor {cut!r} ends at byte {ends[cut]}, the file at {size}: download it again"
+        )
+    if max(ends.values(), default=begin) != size:
+        raise CheckpointError(f"{path} goes on behind its last tensor ({size} bytes): download it again")
+    return stored
 
 
-def _describe_damage(path: Path, error: Exception) -> str:
-    """Finds out how a safetensors file is broken: its header says where each tensor ends."""
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Entry of every tensor by name, and the byte where the numbers begin.
+
+    Format: 8 bytes little-endian length, JSON of that length, numbers (https://github.com/huggingface/safetensors).
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if 8 + length > size:
-            return f"is no safetensors file, or ends inside its header ({size} bytes): download it again"
+            raise CheckpointError(
+                f"{path} is no safetensors file, or ends inside its header ({size} bytes): download it again"
+            )
         try:
             header = json.loads(file.read(length))
-            ends = {name: 8 + length + entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return f"has a damaged header ({error}): download it again"
-    cut = [name for name, end in sorted(ends.items(), key=lambda item: item[1]) if end > size]
-    if cut:
-        return f"is truncated: tensor {cut[0]!r} ends at byte {ends[cut[0]]}, the file at {size}: download it again"
-    return f"is damaged ({error}): download it again"
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} has a damaged header ({error}): download it again") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path} has a damaged header (no object): download it again")
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + length
 
 
 def _read_shards(index: Path, read: Callable[[Path], dict[str, _Stored]]) -> dict[str, _Stored]:
@@ -244,9 +270,8 @@ def _read_pickle(path: Path) -> dict[str, _Stored]:
     try:
         # Old files are no zip archives and cannot be mapped into memory.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{path} cannot be read as pickled weights ({reason})") from error
+    except Exception as error:  # the unpickler trips over damage in any way: IndexError, KeyError, EOFError, ...
+        raise CheckpointError(f"{path} cannot be read as pickled weights ({first_line(error)})") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not tensors by name")
     stored = {}
