@@ -57,6 +57,50 @@ class TestSizes:
             read(head_dim=15)
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0}
+
+
+class TestDamage:
+    @pytest.mark.parametrize(
+        ("changes", "key"),
+        [
+            ({"rms_norm_eps": "a"}, "rms_norm_eps='a'"),
+            ({"rms_norm_eps": None}, "rms_norm_eps=None"),
+            ({"rms_norm_eps": -1e-6}, "rms_norm_eps=-1e-06"),
+            ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan"),
+            ({"rms_norm_eps": float("inf")}, "rms_norm_eps=inf"),
+            ({"rms_norm_eps": 10**400}, "rms_norm_eps=1000"),
+            ({"rms_norm_eps": True}, "rms_norm_eps=True"),
+            ({"rope_scaling": "x"}, "rope_scaling or rope_parameters='x'"),
+            ({"rope_parameters": [1]}, r"rope_scaling or rope_parameters=\[1\]"),
+            ({"rope_scaling": {"type": "linear", "factor": "two"}}, "factor='two'"),
+            ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor=0"),
+            ({"rope_scaling": {"type": "yarn", "mscale": "x"}}, "mscale='x'"),
+            ({"rope_scaling": {"type": "yarn", "truncate": "no"}}, "truncate='no'"),
+            ({"rope_scaling": {"type": "yarn", "attention_factor": []}}, r"attention_factor=\[\]"),
+            ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": "8k"}}, "original_max_position_.*='8k'"),
+            ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4}}, r"low_freq_factor=4\.0, high_freq_factor=4\.0"),
+            ({"rope_theta": -1}, "rope_theta=-1"),
+            ({"rope_theta": "1e4"}, "rope_theta='1e4'"),
+            ({"model_type": "mistral", "sliding_window": "a"}, "sliding_window='a'"),
+            ({"model_type": "mistral", "sliding_window": 0}, "sliding_window=0"),
+            ({"model_type": "qwen2", "use_sliding_window": "yes"}, "use_sliding_window='yes'"),
+            ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 1.5}, r"sliding_window=1\.5"),
+            ({"model_type": "qwen2", "max_window_layers": "all"}, "max_window_layers='all'"),
+            ({"model_type": "qwen2", "layer_types": 3}, "layer_types=3"),
+            ({"model_type": "qwen2", "layer_types": [["full_attention"]] * 3}, "layer_types="),
+            ({"architectures": 5}, "architectures=5"),
+            ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM'"),
+            ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false'"),
+            ({"attention_bias": 1}, "attention_bias=1"),
+            ({"mlp_bias": "no"}, "mlp_bias='no'"),
+        ],
+    )
+    def test_a_value_that_cannot_be_names_file_and_key(self, changes, key):
+        with pytest.raises(CheckpointError, match=f"^/models/m/config.json says {key}"):
+            DecoderConfig.from_hf({**BASE, **changes}, "/models/m/config.json")
+
+
 class TestRope:
     @pytest.mark.parametrize(
         "spelling",
@@ -69,6 +113,16 @@ class TestRope:
     def test_old_and_new_spelling(self, spelling):
         rope = read(**spelling).rope
         assert rope == RopeConfig(theta=5e5, type="linear", factor=4.0, original_max_positions=2048)
+
+    def test_the_old_spelling_wins_as_in_transformers(self):
+        both = {
+            "rope_theta": 7e3,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            "rope_parameters": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+        }
+        assert read(**both).rope == RopeConfig(theta=7e3, type="linear", factor=2.0, original_max_positions=2048)
+        theirs = transformers.LlamaConfig(**both).rope_parameters
+        assert (theirs["factor"], theirs["rope_theta"]) == (2.0, 7e3)
 
     def test_default(self):
         assert read().rope == RopeConfig(theta=1e4, original_max_positions=2048)

@@ -6,6 +6,7 @@ version 5 (`rope_parameters`). What the decoder cannot run is refused here, by n
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_MISTRAL_WINDOW = 4096  # what transformers takes when a Mistral config does not name the window
+_DEFAULT_WINDOW = 4096  # what transformers takes when a config does not name the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +100,30 @@ class DecoderConfig:
     qk_norm: bool = False
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf(cls, config: Mapping[str, Any], source: object = "config.json") -> DecoderConfig:
         """Reads a parsed config.json.
+
+        Args:
+            config: its keys.
+            source: the file it was read from, for messages.
 
         Raises:
             UnsupportedModel: another architecture, activation, rope type or a quantized checkpoint, by name.
-            CheckpointError: a key is missing, or sizes contradict each other.
+            CheckpointError: a key is missing or of another kind, or sizes contradict each other; names source and key.
         """
+        try:
+            return cls._read(config)
+        except _DamagedConfig as error:
+            raise CheckpointError(f"{source} {error}") from error
+
+    @classmethod
+    def _read(cls, config: Mapping[str, Any]) -> DecoderConfig:
+        architectures = config.get("architectures") or []
+        if not isinstance(architectures, list):
+            raise _DamagedConfig(f"says architectures={architectures!r}; it must be a list of names")
         kind = str(config.get("model_type", "none"))
         if kind not in SUPPORTED_TYPES:
-            names = ", ".join(map(str, config.get("architectures") or ())) or "unnamed"
+            names = ", ".join(map(str, architectures)) or "unnamed"
             raise UnsupportedModel(
                 f"model type {kind!r} (architecture {names}) is not supported; supported: {', '.join(SUPPORTED_TYPES)}"
             )
@@ -116,7 +131,7 @@ class DecoderConfig:
         num_layers, num_heads = _size(config, "num_hidden_layers"), _size(config, "num_attention_heads")
         hidden_size, max_positions = _size(config, "hidden_size"), _size(config, "max_position_embeddings")
         head_dim = _size(config, "head_dim", hidden_size // num_heads)
-        any_bias = kind in ("llama", "qwen3") and bool(config.get("attention_bias", False))
+        any_bias = kind in ("llama", "qwen3") and _flag(config, "attention_bias")
         result = cls(
             model_type=kind,
             hidden_size=hidden_size,
@@ -127,13 +142,13 @@ class DecoderConfig:
             head_dim=head_dim,
             vocab_size=_size(config, "vocab_size"),
             max_positions=max_positions,
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            rms_norm_eps=_number(config, "rms_norm_eps", 1e-6, low=0),
+            tie_word_embeddings=_flag(config, "tie_word_embeddings"),
             rope=_rope(config, max_positions),
             windows=_windows(config, kind, num_layers),
             qkv_bias=kind == "qwen2" or any_bias,
             o_bias=any_bias,
-            mlp_bias=kind == "llama" and bool(config.get("mlp_bias", False)),
+            mlp_bias=kind == "llama" and _flag(config, "mlp_bias"),
             qk_norm=kind == "qwen3",
         )
         _check_heads(result)
@@ -189,76 +204,113 @@ def _refuse_variants(config: Mapping[str, Any]) -> None:
         )
 
 
-def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+class _DamagedConfig(Exception):
+    """What config.json says cannot be; the message goes on where the file's name ends."""
+
+
+def _size(config: Mapping[str, Any], key: str, default: int | None = None, *, low: int = 1) -> int:
     value = config.get(key)
     if value is None:
         value = default
     if value is None:
-        raise CheckpointError(f"config.json has no {key!r}; it is needed for model type {config.get('model_type')!r}")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json says {key}={value!r}; it must be a whole number of at least 1")
+        raise _DamagedConfig(f"has no {key!r}; it is needed for model type {config.get('model_type')!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise _DamagedConfig(f"says {key}={value!r}; it must be a whole number of at least {low}")
     return value
+
+
+def _number(config: Mapping[str, Any], key: str, default: float, *, low: float) -> float:
+    """A finite number above `low`; the default only where the key is absent."""
+    value = config.get(key, default)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not low < value <= sys.float_info.max:
+        raise _DamagedConfig(f"says {key}={value!r}; it must be a number above {low}")
+    return float(value)
+
+
+def _flag(config: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise _DamagedConfig(f"says {key}={value!r}; it must be true or false")
+    return value
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """Rows a sliding window spans; null is no window."""
+    if config.get("sliding_window", _DEFAULT_WINDOW) is None:
+        return None
+    return _size(config, "sliding_window", _DEFAULT_WINDOW)
 
 
 def _check_heads(config: DecoderConfig) -> None:
     if config.num_heads % config.num_kv_heads:
-        raise CheckpointError(
-            f"config.json says num_attention_heads={config.num_heads}, num_key_value_heads={config.num_kv_heads}; "
+        raise _DamagedConfig(
+            f"says num_attention_heads={config.num_heads}, num_key_value_heads={config.num_kv_heads}; "
             "the first must be a multiple of the second"
         )
     if config.head_dim % 2:
-        raise CheckpointError(f"config.json gives head_dim={config.head_dim}; the rotary embedding needs an even one")
+        raise _DamagedConfig(f"gives head_dim={config.head_dim}; the rotary embedding needs an even one")
 
 
 def _rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
-    given: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}  # in transformers' order
+    if not isinstance(given, Mapping):
+        raise _DamagedConfig(f"says rope_scaling or rope_parameters={given!r}; it must be an object")
+    given = {"rope_theta": config.get("rope_theta"), **given}
+    given = {key: value for key, value in given.items() if value is not None}
     kind = str(given.get("rope_type", given.get("type", "default")))
     if kind not in SUPPORTED_ROPE_TYPES:
         raise UnsupportedModel(f"rope type {kind!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}")
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     if partial != 1.0:
         raise UnsupportedModel(f"partial_rotary_factor={partial} is not supported; supported: 1")
-    original = config.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
-    original = int(original or max_positions)
-    if kind == "default":
-        factor = 1.0
-    elif given.get("factor") is not None:
-        factor = float(given["factor"])
-    elif kind == "yarn":
-        factor = max_positions / original
-    else:
-        raise CheckpointError(f"config.json has rope type {kind!r} without a 'factor'")
-    return RopeConfig(
-        theta=float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+    key = "original_max_position_embeddings"
+    original = _size(config, key, _size(given, key, max_positions))
+    if kind in ("linear", "llama3") and "factor" not in given:
+        raise _DamagedConfig(f"has rope type {kind!r} without a 'factor'")
+    rope = RopeConfig(
+        theta=_number(given, "rope_theta", 1e4, low=1),
         type=kind,
-        factor=factor,
+        factor=1.0 if kind == "default" else _number(given, "factor", max_positions / original, low=0),
         original_max_positions=original,
-        low_freq_factor=float(given.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(given.get("high_freq_factor") or 4.0),
-        beta_fast=float(given.get("beta_fast") or 32.0),
-        beta_slow=float(given.get("beta_slow") or 1.0),
-        attention_factor=given.get("attention_factor"),
-        mscale=given.get("mscale"),
-        mscale_all_dim=given.get("mscale_all_dim"),
-        truncate=bool(given.get("truncate", True)),
+        low_freq_factor=_number(given, "low_freq_factor", 1.0, low=0),
+        high_freq_factor=_number(given, "high_freq_factor", 4.0, low=0),
+        beta_fast=_number(given, "beta_fast", 32.0, low=0),
+        beta_slow=_number(given, "beta_slow", 1.0, low=0),
+        attention_factor=_number(given, "attention_factor", 1.0, low=0) if "attention_factor" in given else None,
+        mscale=_weight(given, "mscale"),
+        mscale_all_dim=_weight(given, "mscale_all_dim"),
+        truncate=_flag(given, "truncate", True),
     )
+    if rope.low_freq_factor >= rope.high_freq_factor:
+        raise _DamagedConfig(
+            f"says low_freq_factor={rope.low_freq_factor}, high_freq_factor={rope.high_freq_factor}; "
+            "the first must be the smaller"
+        )
+    return rope
+
+
+def _weight(given: Mapping[str, Any], key: str) -> float | None:
+    """A number above 0; 0 stands for none."""
+    return _number(given, key, 0, low=0) if given.get(key) else None
 
 
 def _windows(config: Mapping[str, Any], kind: str, num_layers: int) -> tuple[int | None, ...]:
     if kind == "llama":
         return (None,) * num_layers
     if kind == "mistral":
-        return (config.get("sliding_window", _MISTRAL_WINDOW),) * num_layers
-    window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
+        return (_window(config),) * num_layers
+    window = _window(config) if _flag(config, "use_sliding_window") else None
     types = config.get("layer_types")
     if types is None:
-        full = int(config.get("max_window_layers", 28))
+        full = _size(config, "max_window_layers", 28, low=0)
         types = ["full_attention" if layer < full else "sliding_attention" for layer in range(num_layers)]
-    unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if not isinstance(types, list) or not all(isinstance(item, str) for item in types):
+        raise _DamagedConfig(f"says layer_types={types!r}; it must be a list of names")
+    unknown = sorted(set(types) - set(_LAYER_TYPES))
     if unknown:
-        raise UnsupportedModel(
-            f"layer type {unknown[0]!r} is not supported; supported: full_attention, sliding_attention"
-        )
+        raise UnsupportedModel(f"layer type {unknown[0]!r} is not supported; supported: {', '.join(_LAYER_TYPES)}")
     if len(types) != num_layers:
-        raise CheckpointError(f"config.json lists {len(types)} layer_types for num_hidden_layers={num_layers}")
+        raise _DamagedConfig(f"lists {len(types)} layer_types for num_hidden_layers={num_layers}")
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
