@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from outpace import LLM, InvalidParameter, InvalidPrompt, OutOfMemory, SamplingParams, SpeculationParams
 from outpace.models.config import DecoderConfig
@@ -28,27 +33,46 @@ METHODS = ("ngram", "early_exit", "draft_model")
 PLAIN = SpeculationParams(enabled=False)
 
 
+@pytest.fixture(scope="session")
+def shallow(smollm2_files: LoadedFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model without its last two layers: a draft model that is often right and often wrong."""
+    folder = tmp_path_factory.mktemp("shallow")
+    layers = smollm2_files.config["num_hidden_layers"] - 2
+    kept = {
+        name: smollm2_files.checkpoint.get(name)
+        for name in smollm2_files.checkpoint.shapes
+        if not name.startswith((f"model.layers.{layers}.", f"model.layers.{layers + 1}."))
+    }
+    save_file(kept, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**smollm2_files.config, "num_hidden_layers": layers}))
+    for path in smollm2_files.folder.glob("tokenizer*"):
+        shutil.copy(path, folder)
+    return folder
+
+
 @pytest.fixture(scope="module", params=["int8", "none"])
-def llm(request: pytest.FixtureRequest, smollm2_files: LoadedFiles) -> LLM:
-    """All three drafters on one engine; the draft model is the target itself, drafting with a cache of its own."""
-    drafters = ["ngram", "self:26", smollm2_files.folder.as_posix()]
+def llm(request: pytest.FixtureRequest, shallow: Path) -> LLM:
+    """All three drafters on one engine."""
+    drafters = ["ngram", "self:28", str(shallow)]
     return LLM("smollm2-135m", drafters, quantization=request.param, threads=1, max_model_len=1024)
 
 
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(temperature=0.0, max_tokens=32), SamplingParams(temperature=1.0, seed=7, max_tokens=32)],
-    ids=["greedy", "T=1"],
+    [SamplingParams(temperature=0.0, max_tokens=32), SamplingParams(temperature=0.7, seed=7, max_tokens=32)],
+    ids=["greedy", "T=0.7"],
 )
 def test_same_tokens_for_every_drafter_alone_and_in_a_batch(llm: LLM, params: SamplingParams) -> None:
     plain = [llm.chat(messages, params, PLAIN)[0] for messages in CONVERSATIONS]
     for method in METHODS:
-        together = llm.chat(CONVERSATIONS, params, SpeculationParams(method=method, num_speculative_tokens=4))
+        together = llm.chat(CONVERSATIONS, params, SpeculationParams(method=method, num_speculative_tokens=3))
         for alone, output in zip(plain, together, strict=True):
             assert output.outputs[0].token_ids == alone.outputs[0].token_ids
             assert output.text == alone.text
-            if method == "draft_model":
-                assert output.stats.acceptance_rate == 1.0
+        drafted = sum(output.stats.draft_tokens for output in together)
+        accepted = sum(output.stats.accepted_tokens for output in together)
+        least = 0 if method == "ngram" else drafted / 5
+        assert least < accepted < drafted, "drafts that are all right or all wrong prove nothing"
 
 
 def test_a_stream_joins_to_the_text_and_two_can_be_read_in_turn(llm: LLM) -> None:
@@ -86,7 +110,7 @@ def test_bad_input_is_named_and_leaves_nothing_behind(llm: LLM) -> None:
         llm.generate(["fine", "word " * 2000])
     with pytest.raises(InvalidParameter, match="2 sampling_params"):
         llm.generate("a", [SamplingParams(), SamplingParams()])
-    assert not llm.generate("Hello", SamplingParams(max_tokens=1))[0].text.startswith("<|")
+    assert len(llm.generate("Hello", SamplingParams(max_tokens=1))[0].outputs[0].token_ids) == 1
     assert llm.memory()["cache"] == 0
 
 
@@ -94,13 +118,14 @@ def test_chat_ends_at_the_end_of_turn_and_bos_is_there_once(llm: LLM) -> None:
     (output,) = llm.chat([{"role": "user", "content": "Say hi."}], SamplingParams(temperature=0.0, max_tokens=200))
     assert output.outputs[0].finish_reason == "stop"
     assert output.outputs[0].token_ids[-1] in (0, 2)
-    assert output.prompt_token_ids[:2] != [1, 1]
+    # This model's BOS also opens each turn: the template's system prompt, the user's turn, the answer. None besides.
+    assert output.prompt_token_ids.count(1) == 3
     assert "<|im_end|>" not in output.text
 
 
 def test_describe_and_banner_say_what_runs(llm: LLM) -> None:
     settings = llm.describe()
-    assert settings["speculative"][1]["exit_layer"] == 26
+    assert settings["speculative"][1]["exit_layer"] == 28
     assert settings["engine"]["threads"] == 1
     assert "same bits" in settings["row_independence"]
     bits = "7-bit weights, 8-bit activations" if settings["engine"]["quantization"] == "int8" else "fp32"

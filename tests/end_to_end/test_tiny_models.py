@@ -70,13 +70,12 @@ def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str)
     results = run(engine, jobs)
     for job, result in zip(jobs, results, strict=True):
         assert result.outputs[0].token_ids == plain(job, quantization)
-    if batch == 8:
+    if way == "preempting" and batch == 8:
+        assert sum(r.stats.preemptions for r in results) > 0
+    if name != "ngram" and batch > 1:
         drafted = sum(r.stats.draft_tokens for r in results)
         accepted = sum(r.stats.accepted_tokens for r in results)
-        if way == "preempting":
-            assert sum(r.stats.preemptions for r in results) > 0
-        elif name != "ngram":
-            assert drafted * 0.2 < accepted < drafted, "drafts that are all right or all wrong prove nothing"
+        assert drafted * 0.2 < accepted < drafted, "drafts that are all right or all wrong prove nothing"
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
