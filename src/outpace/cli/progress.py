@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 
@@ -10,12 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-__all__ = ["Progress", "say"]
+from outpace.cli.streams import say
 
-
-def say(text: str) -> None:
-    """One note for people, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+__all__ = ["Progress"]
 
 
 class Progress:
