@@ -101,6 +101,24 @@ def test_a_turn_too_long_ends_a_script(outpace, pipe) -> None:
     assert (result.code, result.err.splitlines()[-1]) == (2, "outpace: 9000 tokens, 8192 fit")
 
 
+class Forgetful(StandIn):
+    """Answers one message; a longer conversation does not fit."""
+
+    def stream(self, prompt, params, speculation=None):
+        self.script.fault = InvalidPrompt("9000 tokens, 8192 fit") if len(prompt) > 1 else None
+        return super().stream(prompt, params, speculation)
+
+
+def test_a_conversation_too_long_points_to_reset_which_helps(outpace, type_in) -> None:
+    type_in("one", "two", "/reset", "three")
+    result = outpace("chat", llm=Forgetful(Script()))
+    assert (result.code, result.out) == (0, f"{TEXT}\n" * 2)
+    assert (
+        "outpace: 9000 tokens, 8192 fit\n/reset forgets the conversation so far, if that made it too long\n"
+        in result.err
+    )
+
+
 def test_a_terminal_goes_on_after_errors_and_ends_with_ctrl_d(outpace, type_in) -> None:
     type_in("/rest", "one", KeyboardInterrupt, "two")
     result = outpace("chat")

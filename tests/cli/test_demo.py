@@ -12,7 +12,7 @@ from rich.console import Console
 from outpace.cli import demo
 from outpace.cli.measure import PLAIN, SPECULATIVE, Comparison, measure_run
 from outpace.cli.panes import SidePanes, coloured, legend, source_counts
-from outpace.errors import OutOfMemory
+from outpace.errors import CheckpointError, InvalidParameter, OutOfMemory, OutpaceError, UnsupportedModel
 from outpace.params import SamplingParams
 from tests.cli.stand_in import BANNER, WORDS, Script, StandIn
 
@@ -65,7 +65,7 @@ def test_a_row_is_the_median_of_its_runs() -> None:
 def test_an_answer_of_one_token_has_no_speed() -> None:
     row = compare(Script(words=["Yes"]))
     assert (row.plain_rate, row.speed_up, row.explanation()) == (None, None, None)
-    assert demo._cells(row) == ["chat", "1", "-", "-", "-", "-", "-", "-", "yes"]
+    assert demo._cells(row) == ["1", "-", "-", "-", "-", "-", "-", "yes"]
 
 
 def test_different_tokens_in_any_run_are_seen() -> None:
@@ -152,14 +152,34 @@ def test_no_repetition_begins_after_the_time_is_up(outpace, monkeypatch) -> None
     monkeypatch.setattr(demo, "BUDGET_SECONDS", 0.0)
     result = outpace("demo", "--model", "m")
     assert len(result.llm.requests) == 2 + 6
-    assert "Medians of 1 runs each way." in result.out
+    assert "Medians of 1 run each way." in result.out
 
 
-def test_the_largest_model_that_fits_is_taken(outpace, one_run) -> None:
-    llm = StandIn(Script(), open_faults={"large": OutOfMemory("large needs 40 GB, 20 GB are free")})
+@pytest.mark.parametrize(
+    "fault",
+    [
+        OutOfMemory("large needs 40 GB, 20 GB are free"),
+        CheckpointError("large: tensor 'w' is missing"),
+        UnsupportedModel("large: architecture 'X' is not one that outpace runs"),
+    ],
+)
+def test_the_largest_model_that_can_be_run_is_taken(outpace, one_run, fault: OutpaceError) -> None:
+    llm = StandIn(Script(), open_faults={"large": fault})
     result = outpace("demo", llm=llm, models=("small", "middle", "large"))
     assert [config.model for config, _ in llm.opened] == ["middle"]
-    assert "large needs 40 GB, 20 GB are free; trying the next smaller one" in result.err
+    assert result.err.startswith(f"{fault}\nTrying the next smaller model.\n")
+
+
+def test_bad_options_are_not_tried_on_smaller_models(outpace) -> None:
+    llm = StandIn(Script(), open_faults={"large": InvalidParameter("exit_layer=99 is not possible")})
+    result = outpace("demo", llm=llm, models=("small", "large"))
+    assert (result.code, result.err, llm.opened) == (2, "outpace: exit_layer=99 is not possible\n", [])
+
+
+def test_a_model_asked_for_is_not_replaced(outpace) -> None:
+    llm = StandIn(Script(), open_faults={"large": OutOfMemory("large needs 40 GB")})
+    result = outpace("demo", "--model", "large", llm=llm, models=("small", "large"))
+    assert (result.code, result.err, llm.opened) == (1, "outpace: large needs 40 GB\n", [])
 
 
 def test_the_smallest_is_not_tried_twice(outpace) -> None:
@@ -204,6 +224,59 @@ def test_a_model_without_a_chat_template_gets_the_bare_prompt(outpace, one_run) 
     assert all(isinstance(prompt, str) for prompt, _, _ in result.llm.requests)
 
 
+def comparison_of(plain_cost: float, speculative_cost: float, runs: int) -> Comparison:
+    row = compare(Script(plain_cost=plain_cost, speculative_cost=speculative_cost), runs)
+    row.title, row.floor_seconds = "question with context", 0.02
+    return row
+
+
+NUMBERS = ["8", "25.0", "2.0x", "70.0", "2.80x", "20 %", "1.40", "yes"]
+
+
+def shown_at(width: int) -> str:
+    """The table's part of the output for one row whose cells are NUMBERS."""
+    console = Console(file=io.StringIO(), width=width)
+    row = comparison_of(0.04, 0.02, 1)
+    demo.Demo(StandIn(Script()), SamplingParams(), console).table([row])
+    return console.file.getvalue().partition("Medians")[0]
+
+
+@pytest.mark.parametrize("width", [76, 80, 140])
+def test_the_table_has_every_number_in_one_row(width: int) -> None:
+    assert [line.split() for line in shown_at(width).splitlines()][-2] == [
+        "question",
+        "with",
+        "context",
+        *" ".join(NUMBERS).split(),
+    ]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60])
+def test_a_console_too_narrow_for_the_table_gets_a_line_a_number(width: int) -> None:
+    assert shown_at(width).split("\n") == [
+        "",
+        "question with context",
+        "  tokens: 8",
+        "  tokens/s, plain: 25.0",
+        "  plain time / floor: 2.0x",
+        "  tokens/s, speculative: 70.0",
+        "  speed-up: 2.80x",
+        "  acceptance rate: 20 %",
+        "  mean acceptance length: 1.40",
+        "  same text: yes",
+        "",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(("runs", "text"), [((1, 1), "1 run"), ((2, 1), "1 or 2 runs"), ((3, 3), "3 runs")])
+def test_how_many_runs_the_medians_are_of(runs: tuple[int, ...], text: str) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    rows = [compare(Script(), count) for count in runs]
+    demo.Demo(StandIn(Script()), SamplingParams(), console).table(rows)
+    assert f"Medians of {text} each way." in console.file.getvalue()
+
+
 def terminal(**options) -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=100, height=30, color_system="standard", **options)
 
@@ -233,7 +306,7 @@ def test_while_the_speculative_run_streams_the_plain_one_is_replayed_at_its_own_
         pane = panes._pane("plain, replayed", panes._plain, moment)
         shown.append((str(pane.title), str(pane.renderable).strip()))
     assert shown == [
-        ("plain, replayed    0.0 s  1 tokens", "Tea"),
+        ("plain, replayed    0.0 s  1 token", "Tea"),
         ("plain, replayed    1.0 s  2 tokens", "Tea is"),
         ("plain, replayed    2.5 s  3 tokens", "Tea is hot"),
         ("plain, replayed    7.0 s  8 tokens", TEXT),

@@ -66,6 +66,46 @@ def test_underscores_and_hyphens_are_the_same_but_only_in_names(outpace) -> None
     assert params == SamplingParams(max_tokens=2, top_p=0.5, stop=("__x_y",))
 
 
+@pytest.mark.parametrize("prompt", ["--snake_case is what?", "--a_b=c is what?", "__help", "a --top_p b"])
+def test_a_prompt_arrives_as_it_was_written(outpace, prompt: str) -> None:
+    assert outpace("generate", "--no-chat", prompt).llm.requests[0][0] == prompt
+
+
+@pytest.mark.parametrize("prompt", ["--max_tokens", "--top_p=1", "--snake_case"])
+def test_after_two_dashes_nothing_is_an_option(outpace, prompt: str) -> None:
+    assert outpace("generate", "--no_chat", "--", prompt).llm.requests[0][0] == prompt
+
+
+@pytest.mark.parametrize("words", [["--stop", "--a_b c"], ["--stop=--a_b c"]])
+def test_a_value_arrives_as_it_was_written(outpace, words: list[str]) -> None:
+    assert outpace("generate", "Hi", *words).llm.requests[0][1].stop == ("--a_b c",)
+
+
+def test_every_option_can_be_written_with_underscores(outpace) -> None:
+    names = [item.name for item in fields(EngineConfig) if "int" in str(item.type)]
+    assert len(names) == 5
+    words = [f"--{name}={number}" for number, name in enumerate(names, 1)]
+    config = outpace("generate", "Hi", *words).llm.opened[0][0]
+    assert [getattr(config, name) for name in names] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "program"),
+    [
+        (["generate", "x", "--bogus"], "outpace generate"),
+        (["generate", "x", "y"], "outpace generate"),
+        (["chat", "--bogus_one"], "outpace chat"),
+        (["--bogus", "demo"], "outpace"),
+    ],
+)
+def test_an_unknown_argument_points_to_the_help_of_its_command(outpace, arguments, program) -> None:
+    result = outpace(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.splitlines()[1:] == [f"See `{program} --help`."]
+    wrong = next(word for word in arguments[::-1] if word != "demo")
+    assert result.err.splitlines()[0] == f"outpace: unrecognized arguments: {wrong}"
+
+
 def test_help_has_the_text_of_every_field(outpace) -> None:
     shown = " ".join(outpace("generate", "--help").out.split())
     for item in fields(EngineConfig):

@@ -17,7 +17,7 @@ from outpace.cli.backend import Backend, has_chat_template, open_llm, print_conf
 from outpace.cli.measure import PLAIN, SPECULATIVE, Comparison, Run, measure_run
 from outpace.cli.options import engine_config, sampling_params, speculative_config
 from outpace.cli.panes import SidePanes, source_counts
-from outpace.cli.report import percent, stats_lines
+from outpace.cli.report import counted, percent, stats_lines
 from outpace.cli.streams import say
 from outpace.errors import BadInput, InvalidParameter, ModelNotFound, OutpaceError
 
@@ -172,7 +172,8 @@ class Demo:
             self._console.print(table)
         else:
             self._print("\n\n".join(_lines(row) for row in comparisons))
-        runs = " and ".join(sorted({_counted(len(row.plain), "run") for row in comparisons}))
+        *fewer, most = sorted({len(row.plain) for row in comparisons})
+        runs = "".join(f"{count} or " for count in fewer) + counted(most, "run")
         floor = f"{comparisons[0].floor_seconds * 1e3:.1f} ms"
         self._print(f"\nMedians of {runs} each way. Acceptance rate: share of the draft tokens that were kept.")
         self._print("Mean acceptance length: tokens a verified draft brings, the target's own (bonus) token included.")
@@ -233,7 +234,7 @@ class _Echo:
 def _summary(title: str, run: Run) -> str:
     """One line: the clock, the speed, and where accepted draft tokens came from."""
     rate = "" if run.rate is None else f", {run.rate:.1f} tokens/s"
-    line = f"{title}: {len(run.token_ids)} tokens in {run.seconds:.1f} s{rate}"
+    line = f"{title}: {counted(len(run.token_ids), 'token')} in {run.seconds:.1f} s{rate}"
     counts = source_counts(run.pieces)
     if counts:
         sources = ", ".join(f"{count} from {source}" for source, count in counts.items())
@@ -274,7 +275,3 @@ def _cells(row: Comparison) -> list[str]:
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' * (count != 1)}"

@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from outpace.cli.backend import stream
-from outpace.cli.report import percent
+from outpace.cli.report import counted, percent
 from outpace.params import SamplingParams, SpeculationParams
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Comparison:
         else:
             cause = f"{percent(stats.acceptance_rate)} of {stats.draft_tokens} draft tokens were accepted"
             if stats.drafts < len(self.speculative[0].token_ids) / 10:
-                cause = f"little to copy: only {stats.drafts} drafts, {cause}"
+                cause = f"little to copy: only {counted(stats.drafts, 'draft')}, {cause}"
             elif stats.acceptance_rate < 0.3:
                 cause = f"few drafts fit: {cause}"
         return (

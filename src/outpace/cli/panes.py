@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outpace.cli.measure import Run
+from outpace.cli.report import counted
 
 if TYPE_CHECKING:
     from outpace.engine.outputs import Piece
@@ -100,7 +101,9 @@ class SidePanes:
         if moment is not None and moment < run.seconds:
             index = bisect_right(run.arrivals, moment, key=lambda arrival: arrival[0]) - 1
             pieces, seconds = run.pieces[: run.arrivals[index][1] if index >= 0 else 0], moment
-        clock = f"{title}  {seconds:5.1f} s  {len(pieces)} tokens" if pieces else f"{title}  reading the prompt"
+        clock = (
+            f"{title}  {seconds:5.1f} s  {counted(len(pieces), 'token')}" if pieces else f"{title}  reading the prompt"
+        )
         width = max(10, self._console.width // 2 - 4)
         lines = coloured(pieces).wrap(self._console, width, overflow="fold")
         shown = Text("\n").join(lines[-(self._height - 2) :])

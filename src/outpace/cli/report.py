@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outpace.engine.outputs import RequestOutput, RequestStats
 
-__all__ = ["megabytes", "percent", "result_object", "stats_lines"]
+__all__ = ["counted", "megabytes", "percent", "result_object", "stats_lines"]
 
 
 def result_object(output: RequestOutput) -> dict[str, Any]:
@@ -25,17 +25,17 @@ def stats_lines(stats: RequestStats, num_prompt_tokens: int) -> list[str]:
     """The statistics of one request as a few lines for people, bonus tokens included in the mean acceptance length."""
     rate = stats.decode_tokens_per_second
     lines = [
-        f"prompt: {num_prompt_tokens} tokens in {stats.prefill_seconds:.2f} s, first token included",
-        f"decoding: {stats.decode_tokens} tokens in {stats.decode_seconds:.2f} s"
+        f"prompt: {counted(num_prompt_tokens, 'token')} in {stats.prefill_seconds:.2f} s, first token included",
+        f"decoding: {counted(stats.decode_tokens, 'token')} in {stats.decode_seconds:.2f} s"
         + ("" if rate is None else f", {rate:.1f} tokens/s"),
     ]
     if stats.acceptance_rate is None or stats.mean_acceptance_length is None:
-        lines.append(f"speculation: nothing drafted in {stats.steps} steps")
+        lines.append(f"speculation: nothing drafted in {counted(stats.steps, 'step')}")
     else:
         lines.append(
             f"speculation: {stats.accepted_tokens} of {stats.draft_tokens} draft tokens accepted "
-            f"({percent(stats.acceptance_rate)}) in {stats.drafts} drafts over {stats.steps} steps; "
-            f"mean acceptance length {stats.mean_acceptance_length:.2f}"
+            f"({percent(stats.acceptance_rate)}) in {counted(stats.drafts, 'draft')} over "
+            f"{counted(stats.steps, 'step')}; mean acceptance length {stats.mean_acceptance_length:.2f}"
         )
         lines.append("accepted by position: " + " ".join(percent(share) for share in stats.per_position or []))
     if stats.station_seconds:
@@ -43,6 +43,11 @@ def stats_lines(stats: RequestStats, num_prompt_tokens: int) -> list[str]:
     if stats.memory:
         lines.append("memory: " + ", ".join(f"{name} {megabytes(held)}" for name, held in stats.memory.items()))
     return lines
+
+
+def counted(count: int, thing: str) -> str:
+    """A number of things: "1 token", "2 tokens"."""
+    return f"{count} {thing}{'s' * (count != 1)}"
 
 
 def percent(share: float) -> str:

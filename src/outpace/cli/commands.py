@@ -1,0 +1,65 @@
+"""The commands and their options: which there are, and what each one takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import outpace
+from outpace.cli import chat, demo, generate
+from outpace.cli.backend import Backend
+from outpace.cli.options import Parser, add_engine_options, add_output_options, add_sampling_options
+
+__all__ = ["run_command"]
+
+_MODEL_DEFAULTS = "What is left out follows the model's generation config, else temperature 0 and at most 512 tokens."
+_DEMO_DEFAULTS = "Temperature 0, seed 0 and each task's own length, unless given."
+
+
+def run_command(arguments: Sequence[str], backend: Backend | None) -> int:
+    """Runs the command that the arguments name. Returns its exit code.
+
+    Args:
+        arguments: as on the command line, without the program's name.
+        backend: where engines come from; None takes the real ones.
+
+    Raises:
+        BadInput: an option is unknown or its value is not possible.
+        SystemExit: after `--help` and `--version`.
+    """
+    options = _parser().parse_args(arguments)
+    code: int = options.run(options, backend or Backend())
+    return code
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="outpace",
+        description="Runs language models with speculative decoding: the same words, sooner.",
+        epilog="Every command has its own --help.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"outpace {outpace.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    command = _command(commands, "generate", "answer one prompt", generate.run)
+    generate.add_arguments(command)
+    add_engine_options(command)
+    add_sampling_options(command, _MODEL_DEFAULTS)
+    add_output_options(command, "print one JSON object (text, token_ids, finish_reason, stats) and nothing else")
+
+    command = _command(commands, "chat", "talk with a model", chat.run)
+    add_engine_options(command)
+    add_sampling_options(command, _MODEL_DEFAULTS)
+    add_output_options(command, "print one JSON object a turn")
+
+    command = _command(commands, "demo", "see plain and speculative decoding side by side", demo.run)
+    add_engine_options(command, default_model="the largest on this machine")
+    add_sampling_options(command, _DEMO_DEFAULTS)
+    add_output_options(command, "print one JSON object with the measurements and nothing else")
+    return parser
+
+
+def _command(commands, name: str, text: str, run) -> Parser:  # type: ignore[no-untyped-def]
+    parser: Parser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
+    parser.set_defaults(run=run)
+    return parser
