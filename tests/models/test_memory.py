@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from outpace.errors import InvalidParameter, OutOfMemory
 from outpace.models import memory
 from outpace.models.checkpoint import Checkpoint
+from outpace.models.files import format_bytes
 from outpace.models.memory import RESERVE_BYTES, available_bytes, estimate_bytes, require_fit
 
 GB = 10**9
@@ -103,3 +104,11 @@ def test_what_does_not_fit_is_refused_with_both_numbers(monkeypatch: pytest.Monk
 def test_no_refusal_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: None)
     require_fit("Huge", 10**15)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (98e6, "98 MB"), (3.09e9, "3.09 GB"), (4.61e12, "4.61 TB")],
+)
+def test_sizes_for_people(count: float, text: str) -> None:
+    assert format_bytes(count) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import errors
@@ -16,6 +18,7 @@ from safetensors.torch import save_file
 
 from outpace.errors import CheckpointError, ModelNotFound
 from outpace.models import resolve
+from outpace.models.config import DecoderConfig, expected_tensors
 from outpace.models.gguf import convert_gguf
 from outpace.models.resolve import Alias, ModelFiles, find_local_models, packaged_file, resolve_model
 from tests.models.gguf_files import write_gguf
@@ -38,6 +41,26 @@ def make_folder(path: Path, rows: int = 2) -> Path:
     (path / "config.json").write_text("{}")
     save_file({"w": torch.zeros(rows, 10)}, str(path / "model.safetensors"))
     return path
+
+
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def make_model(path: Path, vocab_size: int) -> int:
+    """A folder whose config and weights go together. Returns how many weights it has."""
+    path.mkdir(parents=True)
+    config = {**SHAPE, "vocab_size": vocab_size}
+    (path / "config.json").write_text(json.dumps(config))
+    tensors = {name: torch.zeros(shape) for name, shape in expected_tensors(DecoderConfig.from_hf(config)).items()}
+    save_file(tensors, str(path / "model.safetensors"))
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
 @pytest.mark.parametrize("name", ["plain", "with space", "v1.5.dots", "übung"])
@@ -251,16 +274,35 @@ def test_local_models_are_listed_by_weights_largest_last(tmp_path: Path, monkeyp
     monkeypatch.setattr(resolve, "packaged_file", lambda package: None)
     assert find_local_models() == []
     models = tmp_path / "models"
-    make_folder(models / "big", rows=100_000)
-    make_folder(models / "small", rows=3)
+    big, small = make_model(models / "big", vocab_size=5000), make_model(models / "small", vocab_size=10)
     write_gguf(models / "middle.gguf")
-    (models / "broken.gguf").write_bytes(b"GGUF")
-    (models / "half").mkdir()
-    (models / "half/config.json").write_text("{}")
     monkeypatch.setenv("OUTPACE_MODELS", str(models))
     found = find_local_models()
     assert [model.label for model in found] == ["small", "middle", "big"]
-    assert [found[0].num_weights, found[2].num_weights] == [30, 1_000_000]
+    assert [found[0].num_weights, found[2].num_weights] == [small, big]
+
+
+def test_what_cannot_run_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "packaged_file", lambda package: None)
+    models = tmp_path / "models"
+    make_model(models / "good", vocab_size=10)
+    for name, damage in {
+        "another architecture": {"model_type": "gpt2"},
+        "more layers": {"num_hidden_layers": 2},
+        "another width": {"hidden_size": 64},
+        "bad value": {"rms_norm_eps": "a"},
+    }.items():
+        make_model(models / name, vocab_size=10)
+        (models / name / "config.json").write_text(json.dumps({**SHAPE, "vocab_size": 10, **damage}))
+    make_folder(models / "stray tensor")
+    make_model(models / "no weights", vocab_size=10)
+    (models / "no weights/model.safetensors").unlink()
+    (models / "broken.gguf").write_bytes(b"GGUF")
+    write_gguf(models / "more blocks.gguf", metadata={"llama.block_count": 3})
+    write_gguf(models / "other width.gguf", metadata={"llama.feed_forward_length": 64})
+    write_gguf(models / "stray.gguf", extra={"blk.0.ssm_a.weight": np.zeros((2, 2), np.float32)})
+    monkeypatch.setenv("OUTPACE_MODELS", str(models))
+    assert [model.label for model in find_local_models()] == ["good"]
 
 
 def test_converted_copies_are_listed_only_without_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,6 +311,7 @@ def test_converted_copies_are_listed_only_without_their_source(tmp_path: Path, m
     write_gguf(tmp_path / "models/m.gguf")
     folder = convert_gguf(tmp_path / "models/m.gguf", lambda message: None)
     assert [(model.path, model.label) for model in find_local_models()] == [(folder, "m")]
+    assert resolve_model(str(folder)) == ModelFiles(folder, "m")
     monkeypatch.setenv("OUTPACE_MODELS", str(tmp_path / "models"))
     (listed,) = find_local_models()
     assert listed.path == tmp_path / "models/m.gguf"

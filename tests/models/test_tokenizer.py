@@ -168,6 +168,8 @@ def test_model_without_a_template_says_what_works() -> None:
         ("{{ messages[0].content + 'x' }}", [{"role": "user", "content": None}], "cannot render these messages"),
         ("{{ messages[5].content }}", SAY, "cannot render these messages"),
         ("{% for %}", SAY, "cannot render these messages"),
+        ("{% for i in range(100000000) %}{% endfor %}", SAY, "cannot render these messages: Range too big"),
+        ("{{ 1 / 0 }}", SAY, "cannot render these messages: division by zero"),
         (NO_BOS, [], "messages is empty"),
         (NO_BOS, "hi", "messages must be a list"),
         (NO_BOS, [{"content": "hi"}], "messages must be a list"),
@@ -272,6 +274,42 @@ def test_missing_or_damaged_tokenizer_names_the_place(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("<html>")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"added_tokens_decoder": 5},
+        {"added_tokens_decoder": {"first": {"content": "x"}}},
+        {"added_tokens_decoder": {"9999": "<new>"}},
+        {"chat_template": ["{{ x }}"]},
+        {"chat_template": [{"name": "default"}]},
+    ],
+)
+def test_damaged_settings_name_the_file(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json is damaged"):
+        Tokenizer.from_folder(write_folder(tmp_path, config))
+
+
+def test_template_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    write_folder(tmp_path, {})
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja cannot be read as UTF-8"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_tokenizer_that_is_code_runs_only_when_allowed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["code.Own", None]}})
+    )
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise LookupError('own words')")
+    with pytest.raises(CheckpointError, match=r"trust_remote_code=True \(--trust-remote-code\)"):
+        Tokenizer.from_folder(tmp_path)
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(CheckpointError, match=r"no other tokenizer that loads \(own words\)"):
+        Tokenizer.from_folder(tmp_path, trust_remote_code=True)
+    assert (tmp_path / "ran").exists()
 
 
 # --- vocabularies

