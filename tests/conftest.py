@@ -1,13 +1,24 @@
-"""Fixtures that every test may use: the packaged SmolLM2 weights, found or asked for, never skipped."""
+"""Fixtures that every test may use: one thread, and the packaged SmolLM2 weights, found or asked for, never skipped."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from outpace.models.load import LoadedFiles, load_files
 from outpace.models.resolve import ALIASES, packaged_file
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products are quicker on one thread, and two wait long for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from outpace.drafters.exit_probe import _estimate, probe_exits
 from tests.end_to_end.tiny import EXIT_LAYER, LAYERS, VOCAB, target
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_it_measures_agreement_and_gives_the_lane_back() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,15 +20,6 @@ from .tiny import LAYERS, VOCAB, make_engine, target
 
 TOKENS = 24
 DRAFTERS = ("ngram", "draft_model", "early_exit", "adapter")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny products are quicker on one thread; two are tested where it matters."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @functools.cache

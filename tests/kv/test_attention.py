@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -9,15 +7,6 @@ from outpace.kv.attention import AttentionPlan, attend
 from outpace.kv.cache import KEY_BLOCK, KvCache
 from outpace.types import Segment
 from tests.kv.sequences import LAYER, LAYOUTS, Part, Sequences, of_parts
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads wait long for each other on a busy machine, and these tests are about values."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def plan_of(*segments: Segment, window: int | None = None) -> AttentionPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -18,15 +17,6 @@ CASES = [(layout, None) for layout in LAYOUTS] + [((9, 3, 64), 200), ((4, 4, 32)
 EDGES = sorted({edge + i for edge in range(KEY_BLOCK, LENGTH, KEY_BLOCK) for i in (-1, 0, 1)})
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread unless a test asks for two, which wait long for each other on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,6 @@ import torch
 from outpace.models.probe import probe_rows, same_bits
 from outpace.models.threads import CpuUsage, ThreadGovernor, usable_cores
 from tests.models.tiny_models import tiny_decoder
-
-
-@pytest.fixture(autouse=True)
-def keep_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
