@@ -1,7 +1,8 @@
 """The only place that names concrete classes and puts an engine together.
 
-A new drafter is one file in `outpace/drafters` and one entry in `_MAKERS` here (and its name in
-`outpace.config.METHODS`); nothing else learns its name.
+A new drafter is one file in `outpace/drafters` and one entry in `_PLANNERS` here (and its name in
+`outpace.config.METHODS`); nothing else learns its name. A planner checks all that can be checked before weights are
+loaded, which takes long, and returns what makes the drafter afterwards.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
@@ -22,9 +23,9 @@ from outpace.drafters.ngram import NgramDrafter
 from outpace.engine.engine import Engine
 from outpace.errors import InvalidParameter, OutOfMemory
 from outpace.kv.cache import KvCache
-from outpace.models.adapter import load_adapter
+from outpace.models.adapter import BlockAdapter, open_adapter
 from outpace.models.bandwidth import read_bytes_per_second
-from outpace.models.config import DecoderConfig, expected_tensors
+from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
 from outpace.models.files import format_bytes
 from outpace.models.load import LoadedFiles, available_bytes, estimate_bytes, load_files, require_fit
@@ -36,7 +37,6 @@ from outpace.protocols import Drafter
 
 __all__ = ["Built", "Notify", "Progress", "build"]
 
-Front = Literal["cli", "api"]
 Notify = Callable[[str], None]
 """Takes a line for people: what is being done, or what was found."""
 Progress = Callable[[str, int, int], None]
@@ -106,10 +106,36 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
+class _Source:
+    """A model's files, checked, before any weight is loaded."""
+
+    files: LoadedFiles
+    shape: DecoderConfig
+    num_bytes: int
+    """Memory it will take."""
+
+    @classmethod
+    def open(cls, name: str, config: EngineConfig, notify: Notify) -> _Source:
+        files = load_files(
+            name, allow_pickle=config.allow_pickle, trust_remote_code=config.trust_remote_code, notify=notify
+        )
+        return cls(files, files.checked_shape(), estimate_bytes(files.checkpoint, config.quantization))
+
+    def load(self, config: EngineConfig, max_model_len: int | None, progress: Progress) -> Decoder:
+        return Decoder(
+            self.shape,
+            self.files.checkpoint,
+            quantization=config.quantization,
+            vocab_size=self.files.tokenizer.vocab_size,
+            max_model_len=max_model_len,
+            progress=lambda done, total: progress(f"loading {self.files.label}", done, total),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class _Parts:
     """What a drafter may need to be made."""
 
-    config: EngineConfig
     target: Decoder
     cache: KvCache
     tokenizer: Tokenizer
@@ -117,6 +143,10 @@ class _Parts:
     max_rows: int
     notify: Notify
     progress: Progress
+
+
+_Maker = Callable[[_Parts], tuple[Drafter, SpeculativeConfig]]
+"""Makes a drafter; returns it with its settings, resolved."""
 
 
 def build(
@@ -151,19 +181,23 @@ def build(
         )
     config = _resolved(config)
     governor = _set_threads(config)
-    files = _load_files(config.model, config, notify)
-    target = _load_decoder(files, config, config.max_model_len, progress)
+    source = _Source.open(config.model, config, notify)
+    files = source.files
+    defaults = files.sampling_defaults(front)
+    require_fit(files.label, source.num_bytes)
+    makers = {item.method: _PLANNERS[item.method](item, source, config, notify) for item in wanted}
+    target = source.load(config, config.max_model_len, progress)
     max_rows = _cache_rows(config, target)
     max_model_len = min(target.max_model_len, config.max_model_len or _MOST_POSITIONS, max_rows)
     cache = target.new_cache(config.max_num_seqs, max_model_len, max_rows)
-    probe = probe_rows(target)
+    probe = probe_rows(target, lambda done, total: progress("checking that rows are independent", done, total))
     if governor is not None:
         governor.trust(lambda threads: same_bits(target, probe))
-    parts = _Parts(config, target, cache, files.tokenizer, max_model_len, max_rows, notify, progress)
+    parts = _Parts(target, cache, files.tokenizer, max_model_len, max_rows, notify, progress)
     drafters: dict[str, Drafter] = {}
     resolved: list[SpeculativeConfig] = []
-    for item in wanted:
-        drafters[item.method], used = _MAKERS[item.method](item, parts)
+    for method, make in makers.items():
+        drafters[method], used = make(parts)
         resolved.append(used)
     engine = Engine(
         target,
@@ -181,11 +215,11 @@ def build(
     return Built(
         engine=engine,
         tokenizer=files.tokenizer,
-        defaults=files.sampling_defaults("cli" if front == "cli" else "api"),
+        defaults=defaults,
         config=EngineConfig(**{**asdict(config), "max_model_len": max_model_len, "cache_tokens": max_rows}),
         speculative=tuple(resolved),
         label=files.label,
-        parameters=files.checkpoint.num_weights,
+        parameters=files.num_parameters(source.shape),
         bytes_per_token=target.bytes_per_token,
         linear=target.describe(),
         probe=probe,
@@ -239,27 +273,6 @@ def _cache_rows(config: EngineConfig, target: Decoder) -> int:
     return rows
 
 
-# The target.
-
-
-def _load_files(name: str, config: EngineConfig, notify: Notify) -> LoadedFiles:
-    return load_files(name, allow_pickle=config.allow_pickle, trust_remote_code=config.trust_remote_code, notify=notify)
-
-
-def _load_decoder(files: LoadedFiles, config: EngineConfig, max_model_len: int | None, progress: Progress) -> Decoder:
-    shape = DecoderConfig.from_hf(files.config)
-    files.checkpoint.check(expected_tensors(shape))
-    require_fit(files.label, estimate_bytes(files.checkpoint, config.quantization))
-    return Decoder(
-        shape,
-        files.checkpoint,
-        quantization=config.quantization,
-        vocab_size=files.tokenizer.vocab_size,
-        max_model_len=max_model_len,
-        progress=lambda done, total: progress(f"loading {files.label}", done, total),
-    )
-
-
 def _detokenizer_maker(tokenizer: Tokenizer) -> Callable[[bool], Detokenizer]:
     return lambda skip_special_tokens: tokenizer.detokenizer(skip_special_tokens)
 
@@ -268,48 +281,56 @@ def _no_progress(what: str, done: int, total: int) -> None:
     """Takes progress nobody wants to see."""
 
 
-# The drafters: settings in, a drafter and the settings with every automatic value resolved out.
+# The drafters.
 
 
-def _make_ngram(config: SpeculativeConfig, parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
-    assert config.prompt_lookup_min is not None
-    return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max), config
+def _plan_ngram(item: SpeculativeConfig, target: _Source, config: EngineConfig, notify: Notify) -> _Maker:
+    shortest = item.prompt_lookup_min
+    assert shortest is not None
+    return lambda parts: (NgramDrafter(shortest, item.prompt_lookup_max), item)
 
 
-def _make_draft_model(config: SpeculativeConfig, parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
-    assert config.model is not None
-    files = _load_files(config.model, parts.config, parts.notify)
-    check_same_vocabulary(parts.tokenizer, files.tokenizer)
-    model = _load_decoder(files, parts.config, None, parts.progress)
-    capacity = min(model.max_model_len, parts.max_model_len)
-    cache = model.new_cache(parts.config.max_num_seqs, capacity, parts.max_rows)
-    drafter = DraftModelDrafter(model, cache, max_model_len=capacity, weight_bytes=model.weight_bytes)
-    return drafter, config
+def _plan_draft_model(item: SpeculativeConfig, target: _Source, config: EngineConfig, notify: Notify) -> _Maker:
+    assert item.model is not None
+    source = _Source.open(item.model, config, notify)
+    check_same_vocabulary(target.files.tokenizer, source.files.tokenizer)
+    require_fit(f"{target.files.label} with {source.files.label}", target.num_bytes + source.num_bytes)
+
+    def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
+        model = source.load(config, None, parts.progress)
+        capacity = min(model.max_model_len, parts.max_model_len)
+        cache = model.new_cache(config.max_num_seqs, capacity, parts.max_rows)
+        return DraftModelDrafter(model, cache, max_model_len=capacity, weight_bytes=model.weight_bytes), item
+
+    return make
 
 
-def _make_early_exit(config: SpeculativeConfig, parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
-    target, most = parts.target, parts.target.num_layers - 1
+def _plan_early_exit(item: SpeculativeConfig, target: _Source, config: EngineConfig, notify: Notify) -> _Maker:
+    most = target.shape.num_layers - 1
     if most < 1:
         raise InvalidParameter("method='early_exit' is not possible: the model has only one layer")
-    if config.exit_layer is not None and config.exit_layer > most:
-        raise InvalidParameter(f"exit_layer={config.exit_layer} is not possible: it must be in 1 to {most}")
-    adapter = None
-    exit_layer, num_tokens = config.exit_layer, config.num_speculative_tokens
-    if config.adapter is not None:
-        adapter = load_adapter(
-            config.adapter,
-            target,
-            exit_layer=exit_layer,
-            num_lanes=parts.config.max_num_seqs,
-            capacity=parts.max_model_len,
-            max_rows=parts.max_rows,
-        )
-        exit_layer = adapter.exit_layer
-    elif exit_layer is None:
-        exit_layer, num_tokens = _probed_exit(parts, num_tokens)
-    drafter = EarlyExitDrafter(target, parts.cache, exit_layer=exit_layer, adapter=adapter)
-    settings = {**asdict(config), "exit_layer": exit_layer, "num_speculative_tokens": num_tokens}
-    return drafter, SpeculativeConfig(**settings)
+    if item.exit_layer is not None and item.exit_layer > most:
+        raise InvalidParameter(f"exit_layer={item.exit_layer} is not possible: it must be in 1 to {most}")
+    files = None if item.adapter is None else open_adapter(item.adapter, target.shape, item.exit_layer)
+
+    def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
+        adapter, exit_layer, num_tokens = None, item.exit_layer, item.num_speculative_tokens
+        if files is not None:
+            exit_layer = files.exit_layer
+            adapter = BlockAdapter(
+                parts.target,
+                files.weights,
+                exit_layer=exit_layer,
+                num_lanes=config.max_num_seqs,
+                capacity=parts.max_model_len,
+                max_rows=parts.max_rows,
+            )
+        elif exit_layer is None:
+            exit_layer, num_tokens = _probed_exit(parts, num_tokens)
+        drafter = EarlyExitDrafter(parts.target, parts.cache, exit_layer=exit_layer, adapter=adapter)
+        return drafter, replace(item, exit_layer=exit_layer, num_speculative_tokens=num_tokens)
+
+    return make
 
 
 def _probed_exit(parts: _Parts, num_tokens: int) -> tuple[int, int]:
@@ -326,10 +347,10 @@ def _probed_exit(parts: _Parts, num_tokens: int) -> tuple[int, int]:
     return best.exit_layer, min(num_tokens, best.num_speculative_tokens)
 
 
-_MAKERS: Mapping[str, Callable[[SpeculativeConfig, _Parts], tuple[Drafter, SpeculativeConfig]]] = {
-    "ngram": _make_ngram,
-    "draft_model": _make_draft_model,
-    "early_exit": _make_early_exit,
+_PLANNERS: Mapping[str, Callable[[SpeculativeConfig, _Source, EngineConfig, Notify], _Maker]] = {
+    "ngram": _plan_ngram,
+    "draft_model": _plan_draft_model,
+    "early_exit": _plan_early_exit,
 }
 
 

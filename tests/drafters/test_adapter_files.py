@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from outpace.errors import CheckpointError, InvalidParameter, ModelNotFound
 from outpace.kv.cache import KvCache
-from outpace.models.adapter import ADAPTER_TYPE, BlockAdapter, adapter_tensors, load_adapter
+from outpace.models.adapter import ADAPTER_TYPE, BlockAdapter, adapter_tensors, open_adapter
 from outpace.types import Segment
 from tests.end_to_end.tiny import EXIT_LAYER, LAYERS, adapter, target, tensors
 from tests.models.tiny_models import SIZES
@@ -39,7 +39,9 @@ def write(folder: Path, *, config: dict[str, Any] | None = None, drop: str = "",
 
 
 def load(folder: Path | str, exit_layer: int | None = None) -> BlockAdapter:
-    return load_adapter(str(folder), target("none"), exit_layer=exit_layer, num_lanes=1, capacity=64, max_rows=64)
+    model = target("none")
+    files = open_adapter(str(folder), model.config, exit_layer)
+    return BlockAdapter(model, files.weights, exit_layer=files.exit_layer, num_lanes=1, capacity=64, max_rows=64)
 
 
 def run(found: BlockAdapter) -> torch.Tensor:
@@ -61,7 +63,7 @@ def test_a_folder_gives_the_adapter_it_was_made_from(tmp_path: Path) -> None:
 
 
 def test_names_and_shapes_are_those_of_one_layer() -> None:
-    shapes = adapter_tensors(target("none"))
+    shapes = adapter_tensors(target("none").config)
     hidden = SIZES["hidden_size"]
     assert shapes["block.self_attn.q_proj.weight"] == (hidden, hidden)
     assert shapes["block.mlp.down_proj.weight"] == (hidden, SIZES["intermediate_size"])

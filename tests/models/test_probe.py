@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outpace.errors import CheckpointError
 from outpace.models import blocks
 from outpace.models.decoder import RowPath
 from outpace.models.probe import probe_rows
@@ -115,6 +116,19 @@ def test_a_difference_in_the_cache_alone_is_seen(monkeypatch):
 
     monkeypatch.setattr(blocks, "attend", smudging)
     assert probe_rows(tiny_decoder("llama", num_hidden_layers=1)).changed[RowPath.BLOCKS] > 0
+
+
+def test_weights_that_are_no_numbers_are_blamed_on_the_checkpoint():
+    decoder = tiny_decoder("llama")
+    plant(decoder, "head", lambda inner: lambda rows: inner(rows) * float("nan"))
+    with pytest.raises(CheckpointError, match="not finite"):
+        probe_rows(decoder)
+
+
+def test_tells_how_far_it_is():
+    heard = []
+    probe_rows(tiny_decoder("llama", num_hidden_layers=1), lambda done, total: heard.append((done, total)))
+    assert heard == [(done, 41) for done in range(1, 42)]  # 34 packs of single rows, and 1 and 6 in blocks
 
 
 def test_leaves_the_callers_random_state_alone():

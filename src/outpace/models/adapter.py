@@ -11,7 +11,7 @@ On disk it is a folder:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,11 +21,11 @@ from outpace.kv.attention import AttentionPlan
 from outpace.kv.cache import KvCache
 from outpace.models.blocks import Block, RmsNorm, WeightSource
 from outpace.models.checkpoint import Checkpoint, read_json
-from outpace.models.config import expected_tensors
+from outpace.models.config import DecoderConfig, expected_tensors
 from outpace.models.decoder import Decoder
 from outpace.types import Segment
 
-__all__ = ["ADAPTER_TYPE", "BlockAdapter", "adapter_tensors", "load_adapter"]
+__all__ = ["ADAPTER_TYPE", "AdapterFiles", "BlockAdapter", "adapter_tensors", "open_adapter"]
 
 ADAPTER_TYPE = "outpace_exit_adapter"
 
@@ -78,27 +78,35 @@ class BlockAdapter:
         return self._model.head(self._norm(hidden))
 
 
-def adapter_tensors(model: Decoder) -> dict[str, tuple[int, ...]]:
+def adapter_tensors(target: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of an adapter for this target."""
-    one_layer = replace(model.config, num_layers=1, windows=(None,))
+    one_layer = replace(target, num_layers=1, windows=(None,))
     prefix = "model.layers.0."
     shapes = expected_tensors(one_layer).items()
     block = {"block." + name.removeprefix(prefix): shape for name, shape in shapes if name.startswith(prefix)}
-    return {**block, "norm.weight": (model.config.hidden_size,)}
+    return {**block, "norm.weight": (target.hidden_size,)}
 
 
-def load_adapter(
-    folder: str, model: Decoder, *, exit_layer: int | None, num_lanes: int, capacity: int, max_rows: int
-) -> BlockAdapter:
-    """Reads an adapter's folder.
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter's folder, checked; no weight is in memory yet.
+
+    Args:
+        exit_layer: the exit it was trained for.
+        weights: what `BlockAdapter` reads.
+    """
+
+    exit_layer: int
+    weights: Checkpoint
+
+
+def open_adapter(folder: str, target: DecoderConfig, exit_layer: int | None) -> AdapterFiles:
+    """Opens an adapter's folder and checks it against its target.
 
     Args:
         folder: as described above; `~` is expanded.
-        model: the target it is for.
+        target: the shape of the model it is for.
         exit_layer: the exit asked for, if any.
-        num_lanes: requests side by side.
-        capacity: rows in a lane.
-        max_rows: rows of its cache at most over all lanes.
 
     Raises:
         ModelNotFound: no such folder.
@@ -113,15 +121,15 @@ def load_adapter(
         raise CheckpointError(
             f"{path / 'config.json'}: model_type is {config.get('model_type')!r}, not {ADAPTER_TYPE!r}"
         )
-    own = {"hidden_size": model.config.hidden_size, "num_hidden_layers": model.num_layers}
+    own = {"hidden_size": target.hidden_size, "num_hidden_layers": target.num_layers}
     for key, value in own.items():
         if config.get(key) != value:
             raise CheckpointError(f"{path / 'config.json'}: made for {key}={config.get(key)}, the target has {value}")
     trained = config.get("exit_layer")
-    if not isinstance(trained, int) or not 1 <= trained < model.num_layers:
-        raise CheckpointError(f"{path / 'config.json'}: exit_layer={trained!r} is not in 1 to {model.num_layers - 1}")
+    if not isinstance(trained, int) or not 1 <= trained < target.num_layers:
+        raise CheckpointError(f"{path / 'config.json'}: exit_layer={trained!r} is not in 1 to {target.num_layers - 1}")
     if exit_layer not in (None, trained):
         raise InvalidParameter(f"exit_layer={exit_layer} does not go with {folder}: it was trained for {trained}")
     weights = Checkpoint.open(path)
-    weights.check(adapter_tensors(model))
-    return BlockAdapter(model, weights, exit_layer=trained, num_lanes=num_lanes, capacity=capacity, max_rows=max_rows)
+    weights.check(adapter_tensors(target))
+    return AdapterFiles(trained, weights)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
 
 from outpace.errors import CheckpointError, InvalidParameter
 from outpace.models.checkpoint import Checkpoint, read_json
+from outpace.models.config import DecoderConfig, expected_tensors
 from outpace.models.gguf import convert_gguf
 from outpace.models.memory import available_bytes, estimate_bytes, require_fit
 from outpace.models.resolve import resolve_model
@@ -20,6 +25,9 @@ __all__ = ["LoadedFiles", "available_bytes", "estimate_bytes", "load_files", "re
 Front = Literal["cli", "api"]
 
 _CLI_MAX_TOKENS = 512
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_SAMPLED_ROWS = 64
+_SAME_DIRECTION = 0.9  # cosine; four bits a weight keep about 0.99 of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +52,43 @@ class LoadedFiles:
     checkpoint: Checkpoint
     eos_ids: frozenset[int]
 
-    def sampling_defaults(self, front: Front) -> SamplingDefaults:
+    def checked_shape(self) -> DecoderConfig:
+        """The decoder that the config describes, after every stored tensor was held against it.
+
+        Raises:
+            UnsupportedModel: an architecture or feature that the decoder does not run.
+            CheckpointError: an impossible value in the config, or tensors that are not those it describes.
+        """
+        shape = DecoderConfig.from_hf(self.config, self.folder / "config.json")
+        self.checkpoint.check(expected_tensors(shape))
+        return shape
+
+    def num_parameters(self, shape: DecoderConfig) -> int:
+        """How many weights the model has, each counted once.
+
+        Files of models whose head is their embedding often hold it twice: as it is, or (GGUF) with the head quantised
+        on its own, which the decoder then runs as stored. Both are the same parameters.
+
+        Args:
+            shape: as from `checked_shape`.
+        """
+        counts = {name: prod(size) for name, size in expected_tensors(shape).items()}
+        if _HEAD in counts and _is_copy(self.checkpoint.get(_HEAD), self.checkpoint.get(_EMBEDDING)):
+            del counts[_HEAD]
+        return sum(counts.values())
+
+    def sampling_defaults(self, front: str) -> SamplingDefaults:
         """What sampling parameters left at None mean for this model.
 
         The generation config decides where it says something (`do_sample: false` is greedy); else text is greedy in
         the CLI and sampled at temperature 1 in the API. The CLI ends after 512 tokens, the API at the context's end.
 
         Raises:
+            InvalidParameter: another front.
             CheckpointError: the generation config has a value that is not possible.
         """
+        if front not in get_args(Front):
+            raise InvalidParameter(f"front={front!r} is not possible: {' or '.join(get_args(Front))}")
         given = {key: value for key, value in self.generation_config.items() if value is not None}
         if given.get("do_sample") is False:
             temperature = 0.0
@@ -101,6 +137,12 @@ def load_files(
     tokenizer = Tokenizer.from_folder(folder, trust_remote_code=trust_remote_code, label=found.label)
     eos_ids = tokenizer.eos_ids.union(_ids(folder / "config.json", config), _ids(generation_file, generation_config))
     return LoadedFiles(found.label, folder, config, generation_config, tokenizer, checkpoint, eos_ids)
+
+
+def _is_copy(head: torch.Tensor, embedding: torch.Tensor) -> bool:
+    """Whether two matrices of one shape are the same but for quantisation: independent rows are near orthogonal."""
+    rows = torch.arange(0, len(head), max(1, len(head) // _SAMPLED_ROWS))
+    return bool(F.cosine_similarity(head[rows].float(), embedding[rows].float()).median() > _SAME_DIRECTION)
 
 
 def _say_nothing(message: str) -> None:

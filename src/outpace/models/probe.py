@@ -8,18 +8,23 @@ threads, so it is looked at and not assumed. All layers of a decoder have the sa
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from outpace.errors import CheckpointError
 from outpace.kv.cache import KEY_BLOCK, KvCache
 from outpace.models.decoder import Decoder, RowPath
 from outpace.types import Segment
 
 __all__ = ["ProbeReport", "probe_rows", "same_bits"]
+
+Progress = Callable[[int, int], None]
+"""Takes (packs computed, all packs)."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,17 +87,24 @@ class ProbeReport:
 
 
 @torch.inference_mode()
-def probe_rows(decoder: Decoder) -> ProbeReport:
+def probe_rows(decoder: Decoder, progress: Progress | None = None) -> ProbeReport:
     """Compares rows computed one at a time with the same rows in blocks, and sets `decoder.row_path`.
 
     Takes the fastest path that passes; if none does, the slowest. Logs a warning unless the fastest passes.
+
+    Args:
+        decoder: the model.
+        progress: called with (packs computed, all packs) after each; begins anew on each path.
+
+    Raises:
+        CheckpointError: what the model computes is not finite: its weights are damaged, or beyond float32.
     """
     start = time.perf_counter()
     changed: dict[RowPath, int] = {}
     compared, digest = 0, b""
     for path in RowPath:
         decoder.row_path = path
-        changed[path], compared, digest = _count_changed(decoder)
+        changed[path], compared, digest = _count_changed(decoder, progress or _no_progress)
         if not changed[path]:
             break
     report = ProbeReport(
@@ -112,24 +124,41 @@ def probe_rows(decoder: Decoder) -> ProbeReport:
 @torch.inference_mode()
 def same_bits(decoder: Decoder, report: ProbeReport) -> bool:
     """Whether the threads in use now give rows the bits they had in the report, in every pack."""
-    changed, _, digest = _count_changed(decoder)
+    changed, _, digest = _count_changed(decoder, _no_progress)
     return not changed and digest == report.digest
 
 
-def _count_changed(decoder: Decoder) -> tuple[int, int, bytes]:
+def _no_progress(done: int, total: int) -> None:
+    """Takes progress nobody wants to see."""
+
+
+def _count_changed(decoder: Decoder, progress: Progress) -> tuple[int, int, bytes]:
     """(rows that came out different, rows compared, digest of the rows computed one at a time)."""
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(decoder.vocab_size, (count,), generator=generator) for count in (_LONG, _SHORT)]
-    alone = _compute(decoder, ids, _ONE_BY_ONE)
+    total, computed = len(_ONE_BY_ONE) + sum(map(len, _ARRANGEMENTS)), itertools.count(1)
+
+    def step_done() -> None:
+        progress(next(computed), total)
+
+    alone = _compute(decoder, ids, _ONE_BY_ONE, step_done)
+    if not all(bool(row.isfinite().all()) for row in alone):
+        # Not a number equals nothing, itself included: the comparison below would blame the kernels.
+        raise CheckpointError(
+            "what the model computes is not finite (NaN or infinite logits): its weights are damaged, "
+            "or its config.json belongs to another model"
+        )
     changed = 0
     for arrangement in _ARRANGEMENTS:
-        block = _compute(decoder, ids, arrangement)
+        block = _compute(decoder, ids, arrangement, step_done)
         changed += sum(not torch.equal(one, other) for one, other in zip(alone, block, strict=True))
     digest = hashlib.blake2b(b"".join(row.numpy().tobytes() for row in alone)).digest()
     return changed, len(alone) * len(_ARRANGEMENTS), digest
 
 
-def _compute(decoder: Decoder, ids: Sequence[torch.Tensor], steps: Sequence[_Step]) -> list[torch.Tensor]:
+def _compute(
+    decoder: Decoder, ids: Sequence[torch.Tensor], steps: Sequence[_Step], step_done: Callable[[], None]
+) -> list[torch.Tensor]:
     """All numbers of each compared row, concatenated: states after both layers, logits, keys and values."""
     cache = decoder.new_cache(len(ids), _LONG, _LONG + _SHORT)
     for lane_ids in ids:
@@ -144,6 +173,7 @@ def _compute(decoder: Decoder, ids: Sequence[torch.Tensor], steps: Sequence[_Ste
         states = hidden[wanted]
         rows = torch.cat((states, decoder.logits(states)), -1) if wanted else states
         found.update(zip((keys[row] for row in wanted), rows, strict=True))
+        step_done()
     return [torch.cat((found[lane, slot], *_cache_rows(cache, layers, lane, slot))) for lane, slot in sorted(found)]
 
 
