@@ -269,6 +269,15 @@ def test_a_console_too_narrow_for_the_table_gets_a_line_a_number(width: int) -> 
     ]
 
 
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_lines_break_between_words_on_a_terminal_and_nowhere_else(on_terminal: bool) -> None:
+    console = Console(file=io.StringIO(), width=30, force_terminal=on_terminal, no_color=True)
+    demo.Demo(StandIn(Script()), SamplingParams(), console).header()
+    lines = console.file.getvalue().splitlines()
+    assert (max(map(len, lines)) <= 30) is on_terminal
+    assert " ".join(line.rstrip() for line in lines).startswith(f"{BANNER} Same engine, same prompts, one way after")
+
+
 @pytest.mark.parametrize(("runs", "text"), [((1, 1), "1 run"), ((2, 1), "1 or 2 runs"), ((3, 3), "3 runs")])
 def test_how_many_runs_the_medians_are_of(runs: tuple[int, ...], text: str) -> None:
     console = Console(file=io.StringIO(), width=80)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.smollm2
 PROMPT = "Day 1: oak, elm, ash, yew. Day 2: oak, elm, ash, yew. Day 3: oak, elm,"
 SAMPLINGS = [
     ["--temperature", "0"],
-    *(["--temperature", "1", "--top-p", "0.95", "--seed", str(seed)] for seed in (1, 2)),
+    *(["--temperature", "1", "--top-p", "0.95", "--seed", str(seed)] for seed in (1, 3)),
 ]
 
 
@@ -50,18 +50,16 @@ def generate(backend: Backend, capsys: pytest.CaptureFixture[str]) -> Callable[.
     return call
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=" ".join)
 @pytest.mark.parametrize("drafter", ["ngram", "self:26"])
-def test_speculation_changes_no_token(generate, drafter: str) -> None:
-    drafted = accepted = 0
-    for sampling in SAMPLINGS:
-        plain = generate(PROMPT, "--speculative-model", "none", *sampling)
-        speculative = generate(PROMPT, "--speculative-model", drafter, *sampling)
-        assert speculative["token_ids"] == plain["token_ids"]
-        assert speculative["text"] == plain["text"]
-        assert plain["stats"]["acceptance_rate"] is None
-        drafted += speculative["stats"]["draft_tokens"]
-        accepted += speculative["stats"]["accepted_tokens"]
-    assert 0 < accepted < drafted  # both outcomes were met, else this would prove little
+def test_speculation_changes_no_token(generate, drafter: str, sampling: list[str]) -> None:
+    plain = generate(PROMPT, "--speculative-model", "none", *sampling)
+    speculative = generate(PROMPT, "--speculative-model", drafter, "--num-speculative-tokens", "2", *sampling)
+    assert speculative["token_ids"] == plain["token_ids"]
+    assert speculative["text"] == plain["text"]
+    assert plain["stats"]["acceptance_rate"] is None
+    # Both outcomes were met, and often enough for the equality above to prove something.
+    assert 0.2 < speculative["stats"]["acceptance_rate"] < 1
 
 
 def test_streamed_text_is_the_text_of_the_json(generate, backend, capsys) -> None:

@@ -215,7 +215,8 @@ class Demo:
         return [{"role": "user", "content": text}] if has_chat_template(self._llm) else text
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        # A terminal gets lines broken between words; elsewhere lines stay whole.
+        self._console.print(Text(text), soft_wrap=not self._console.is_terminal)
 
 
 class _Echo:
