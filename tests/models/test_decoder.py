@@ -134,7 +134,7 @@ class TestHeadAndLimits:
             quantization="none",
             progress=lambda done, total: seen.append((done, total)),
         )
-        assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+        assert seen == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]  # four layers and the head
         parameters = sum(tensor.numel() for tensor in model.state_dict().values())
         norms = 9 * 72  # each norm's weight is kept doubled
         assert decoder.weight_bytes == 4 * (parameters + norms)

@@ -44,7 +44,7 @@ class Decoder:
         vocab_size: ids the tokenizer knows; the head is cut to it, so that padded ids do not exist. None, or more
             than the checkpoint has, keeps the checkpoint's.
         max_model_len: longest prompt plus output wanted; None is the model's own.
-        progress: called with (layers done, all layers) after each.
+        progress: called with (parts done, all parts) after each; parts are the layers and, last, the head.
 
     Raises:
         InvalidParameter: max_model_len beyond the model's own.
@@ -81,13 +81,15 @@ class Decoder:
         except KeyError as error:
             raise CheckpointError(f"the checkpoint has no tensor {error.args[0]!r}") from error
         self.head = pack_linear(head[: self.vocab_size], None, quantization)
+        if progress is not None:
+            progress(self.num_layers + 1, self.num_layers + 1)
 
     def _load_blocks(self, weights: WeightSource, progress: Callable[[int, int], None] | None) -> list[Block]:
         blocks = []
         for layer in range(self.num_layers):
             blocks.append(Block(self.config, weights, f"model.layers.{layer}.", self.quantization))
             if progress is not None:
-                progress(layer + 1, self.num_layers)
+                progress(layer + 1, self.num_layers + 1)
         return blocks
 
     @property

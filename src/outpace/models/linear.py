@@ -30,7 +30,7 @@ _WEIGHT_LEVELS = 63
 _ROW_LEVELS = 127
 _ROW_ZERO = 128
 _ROW_HINT = 8
-_PACKING_ROWS = 16384  # output rows quantised at a time, so that a large head needs no second fp32 copy
+_PACKING_ROWS = 64  # output rows quantised at a time: few enough that their fp32 copy stays in the processor's cache
 
 
 class Linear(Protocol):
@@ -176,9 +176,9 @@ def _pack_int8(weight: torch.Tensor) -> torch.ScriptObject:
         block = weight[part].float()
         # An all-zero output keeps scale 1, so that nothing divides by zero.
         largest = block.abs().amax(1, keepdim=True)
-        scale = torch.where(largest > 0, largest / _WEIGHT_LEVELS, torch.ones_like(largest))
-        integers[part] = (block / scale).round_().to(torch.int8)
-        scales[part] = scale[:, 0].double()
+        scale = torch.where(largest > 0, largest / _WEIGHT_LEVELS, 1.0)
+        integers[part] = block.div(scale).round_()
+        scales[part] = scale[:, 0]
     zeros = torch.zeros(outputs, dtype=torch.long)
     engine = torch.backends.quantized.engine
     torch.backends.quantized.engine = "fbgemm"
