@@ -142,6 +142,7 @@ def test_the_shortest_ngram_follows_the_longest() -> None:
         ("max_model_len", 0),
         ("cache_tokens", float("nan")),
         ("threads", -1),
+        ("threads", 100_000),
         ("allow_pickle", "yes"),
     ],
 )

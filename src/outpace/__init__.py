@@ -12,7 +12,6 @@ answers `--help` and bad options without it.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from outpace.config import EngineConfig, SpeculativeConfig
@@ -68,7 +67,8 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        value: Any = version("outpace")
+        # Imported here: it takes most of the time this package needs before the command line can answer.
+        value: Any = import_module("importlib.metadata").version("outpace")
     elif name in _LAZY:
         value = getattr(import_module(_LAZY[name]), name)
     else:

@@ -6,6 +6,7 @@ Never imports torch.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -150,7 +151,9 @@ class EngineConfig:
             )
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_tokens", "threads"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, _count(name, getattr(self, name)))
+                # Far more threads than cores only wait for each other: 1000 on two cores took 48 s a token.
+                most = 4 * (os.cpu_count() or 1) if name == "threads" else None
+                object.__setattr__(self, name, _count(name, getattr(self, name), most))
         if not isinstance(self.model, str) or not self.model:
             raise InvalidParameter(
                 f"model={self.model!r} is not possible: give a hub id, a folder, a GGUF file or an alias"
