@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ class LLM:
         print(llm.generate("Once upon a time", SamplingParams(max_tokens=64))[0].text)
 
     Args:
-        model: a hub id, folder, GGUF file or alias; or an EngineConfig.
+        model: a hub id, folder, GGUF file or alias, as text or a path; or an EngineConfig.
         speculative_config: `auto`, `ngram`, `self` or `self:E`, `none`, a draft model, a mapping with the keys of
             SpeculativeConfig, or a SpeculativeConfig. A list loads several drafters, the first being the default.
         speculative: the same, under the name of the configuration objects.
@@ -45,7 +46,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | EngineConfig,
+        model: str | os.PathLike[str] | EngineConfig,
         speculative_config: Any = "auto",
         *,
         speculative: Any = None,
@@ -63,7 +64,7 @@ class LLM:
             unknown = sorted(set(options) - set(known))
             if unknown:
                 raise InvalidParameter(f"LLM has no option {unknown[0]!r}; known: {', '.join(known)}")
-            config = EngineConfig(model=model, **options)
+            config = EngineConfig(model=_as_text(model), **options)
         configs = _speculative_configs(speculative_config if speculative is None else speculative)
         self._built: Built = build(config, configs, front=front, notify=notify, progress=progress)
         self._engine = self._built.engine
@@ -221,7 +222,19 @@ class LLM:
 
 def _speculative_configs(value: Any) -> list[SpeculativeConfig]:
     values = value if isinstance(value, (list, tuple)) else [value]
-    return [SpeculativeConfig.parse(item) for item in values]
+    return [SpeculativeConfig.parse(_with_text(item)) for item in values]
+
+
+def _with_text(item: Any) -> Any:
+    """Settings of a drafter, or its model alone, with text for every path."""
+    if isinstance(item, Mapping):
+        return {key: _as_text(value) for key, value in item.items()}
+    return _as_text(item)
+
+
+def _as_text(value: Any) -> Any:
+    """A path as text; anything else as it is."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

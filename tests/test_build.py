@@ -1,0 +1,144 @@
+"""Putting an engine together from folders: what is wrong is said before the target's weights are loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outpace import LLM, SamplingParams
+from outpace.errors import CheckpointError, InvalidParameter, ModelNotFound, OutOfMemory, VocabularyMismatch
+from outpace.models import memory
+from outpace.models.adapter import ADAPTER_TYPE
+from outpace.models.config import DecoderConfig, expected_tensors
+from tests.models.tiny_tokenizers import byte_level, sentencepiece
+
+SHAPE: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "vocab_size": 300,
+}
+OPTIONS: dict[str, Any] = {"quantization": "none", "threads": 1, "cache_tokens": 512}
+
+
+def write_model(folder: Path, *, tokenizer: Any = None, **changes: Any) -> Path:
+    folder.mkdir()
+    config = {**SHAPE, **changes}
+    generator = torch.Generator().manual_seed(1)
+    shapes = expected_tensors(DecoderConfig.from_hf(config))
+    save_file(
+        {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()},
+        str(folder / "model.safetensors"),
+    )
+    (folder / "config.json").write_text(json.dumps(config))
+    (tokenizer or byte_level()).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "target")
+
+
+def refuse(target: Path, speculative: Any, error: type[Exception], message: str, **options: Any) -> None:
+    """It is refused, and before any weight was loaded."""
+    progress: list[str] = []
+    with pytest.raises(error, match=message):
+        LLM(str(target), speculative, progress=lambda what, *_: progress.append(what), **{**OPTIONS, **options})
+    assert progress == []
+
+
+def test_models_and_drafts_by_path(target: Path, tmp_path: Path) -> None:
+    draft = write_model(tmp_path / "draft", num_hidden_layers=1)
+    params = SamplingParams(max_tokens=8, temperature=0)
+
+    def tokens(llm: LLM) -> list[int]:
+        return llm.generate("he", params)[0].outputs[0].token_ids
+
+    plain = tokens(LLM(target, "none", **OPTIONS))
+    assert len(plain) == 8
+    for speculative in (draft, {"model": draft}, {"method": "draft_model", "model": str(draft)}, ["ngram", draft]):
+        llm = LLM(target, speculative, **OPTIONS)
+        assert llm.describe()["engine"]["model"] == str(target)
+        assert llm.describe()["speculative"][-1]["model"] == str(draft)
+        assert tokens(llm) == plain
+
+
+def test_loading_and_the_check_of_rows_tell_how_far_they_are(target: Path) -> None:
+    heard: list[tuple[str, int, int]] = []
+    LLM(target, "none", progress=lambda *report: heard.append(report), **OPTIONS)
+    assert list(dict.fromkeys(what for what, _, _ in heard)) == ["loading target", "checking that rows are independent"]
+    for name in {what for what, _, _ in heard}:
+        done, total = [report[1:] for report in heard if report[0] == name][-1]
+        assert done == total > 1
+
+
+@pytest.mark.parametrize(
+    ("speculative", "message"),
+    [
+        ("self:3", "exit_layer=3 is not possible: it must be in 1 to 2"),
+        (["ngram", "self:3"], "exit_layer=3 is not possible"),
+    ],
+)
+def test_exits_beyond_the_model(target: Path, speculative: Any, message: str) -> None:
+    refuse(target, speculative, InvalidParameter, message)
+
+
+def test_exit_of_a_single_layer(tmp_path: Path) -> None:
+    single = write_model(tmp_path / "single", num_hidden_layers=1)
+    refuse(single, "self", InvalidParameter, "the model has only one layer")
+
+
+def test_adapter_of_another_model(target: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    speculative = {"method": "early_exit", "adapter": adapter}
+    refuse(target, speculative, ModelNotFound, "no adapter there")
+    adapter.mkdir()
+    config = {"model_type": ADAPTER_TYPE, "exit_layer": 1, "hidden_size": 64, "num_hidden_layers": 3}
+    (adapter / "config.json").write_text(json.dumps(config))
+    refuse(target, speculative, CheckpointError, "made for hidden_size=64, the target has 32")
+
+
+def test_drafts_that_cannot_be(target: Path, tmp_path: Path) -> None:
+    refuse(target, str(tmp_path / "nowhere"), ModelNotFound, "nowhere")
+    foreign = write_model(tmp_path / "foreign", tokenizer=sentencepiece())
+    refuse(target, str(foreign), VocabularyMismatch, "foreign cannot draft for target")
+    damaged = write_model(tmp_path / "damaged")
+    (damaged / "config.json").write_text(json.dumps({**SHAPE, "rms_norm_eps": "a"}))
+    refuse(target, str(damaged), CheckpointError, r"damaged/config\.json says rms_norm_eps='a'")
+    (damaged / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": 4}))
+    refuse(target, str(damaged), CheckpointError, r"lacks tensor 'model\.layers\.3")
+
+
+def test_two_models_that_do_not_fit_together(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = write_model(tmp_path / "draft")
+    size = (target / "model.safetensors").stat().st_size
+    monkeypatch.setattr(memory, "available_bytes", lambda: memory.RESERVE_BYTES + 2 * size)
+    refuse(target, str(draft), OutOfMemory, "target with draft needs")
+
+
+def test_sampling_defaults_and_front(target: Path) -> None:
+    refuse(target, "none", InvalidParameter, "front='x' is not possible: cli or api", front="x")
+    (target / "generation_config.json").write_text('{"temperature": -3}')
+    refuse(target, "none", CheckpointError, r"generation_config\.json: temperature=-3")
+
+
+@pytest.mark.parametrize(("noise", "copies"), [(0.0, True), (0.1, True), (None, False)])
+def test_a_head_that_repeats_the_embedding_counts_once(target: Path, noise: float | None, copies: bool) -> None:
+    """GGUF files hold the head of tied models again, quantised on its own."""
+    config = DecoderConfig.from_hf(SHAPE)
+    tensors = {name: torch.randn(shape) for name, shape in expected_tensors(config).items()}
+    if noise is not None:
+        embedding = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.weight"] = embedding + noise * torch.randn(embedding.shape)
+    save_file(tensors, str(target / "model.safetensors"))
+    stored = sum(tensor.numel() for tensor in tensors.values())
+    assert LLM(target, "none", **OPTIONS)._built.parameters == stored - (300 * 32 if copies else 0)
