@@ -28,6 +28,7 @@ from outpace.models.bandwidth import read_bytes_per_second
 from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
 from outpace.models.files import format_bytes
+from outpace.models.linear import describe_precision, has_int8
 from outpace.models.load import LoadedFiles, available_bytes, estimate_bytes, load_files, require_fit
 from outpace.models.probe import ProbeReport, probe_rows, same_bits
 from outpace.models.threads import ThreadGovernor, usable_cores
@@ -99,10 +100,9 @@ class Built:
     def banner(self) -> str:
         """One line for people."""
         drafters = ", ".join(_drafter_text(config) for config in self.speculative) or "none"
-        size = f"{self.parameters / 1e6:.0f}M" if self.parameters < 1e9 else f"{self.parameters / 1e9:.1f}B"
         most = self.config.threads or usable_cores()
         threads = f"{'up to ' * (self.config.threads is None and most > 1)}{most} thread{'s' * (most != 1)}"
-        return f"{self.label}, {size} parameters, {self.linear}; drafter {drafters}; {threads}"
+        return f"{_model_text(self.label, self.parameters, self.linear)}; drafter {drafters}; {threads}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +186,9 @@ def build(
     defaults = files.sampling_defaults(front)
     require_fit(files.label, source.num_bytes)
     makers = {item.method: _PLANNERS[item.method](item, source, config, notify) for item in wanted}
+    parameters = files.num_parameters(source.shape)
+    linear = describe_precision(config.quantization)
+    notify(_model_text(files.label, parameters, linear))
     target = source.load(config, config.max_model_len, progress)
     max_rows = _cache_rows(config, target)
     max_model_len = min(target.max_model_len, config.max_model_len or _MOST_POSITIONS, max_rows)
@@ -219,9 +222,9 @@ def build(
         config=EngineConfig(**{**asdict(config), "max_model_len": max_model_len, "cache_tokens": max_rows}),
         speculative=tuple(resolved),
         label=files.label,
-        parameters=files.num_parameters(source.shape),
+        parameters=parameters,
         bytes_per_token=target.bytes_per_token,
-        linear=target.describe(),
+        linear=linear,
         probe=probe,
     )
 
@@ -232,7 +235,8 @@ def build(
 def _resolved(config: EngineConfig) -> EngineConfig:
     quantization = config.quantization
     if quantization == "auto":
-        quantization = "int8" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "none"
+        x86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
+        quantization = "int8" if x86 and has_int8() else "none"
     return EngineConfig(**{**asdict(config), "quantization": quantization})
 
 
@@ -352,6 +356,11 @@ _PLANNERS: Mapping[str, Callable[[SpeculativeConfig, _Source, EngineConfig, Noti
     "draft_model": _plan_draft_model,
     "early_exit": _plan_early_exit,
 }
+
+
+def _model_text(label: str, parameters: int, linear: str) -> str:
+    size = f"{parameters / 1e6:.0f}M" if parameters < 1e9 else f"{parameters / 1e9:.1f}B"
+    return f"{label}, {size} parameters, {linear}"
 
 
 def _drafter_text(config: SpeculativeConfig) -> str:

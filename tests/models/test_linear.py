@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outpace.errors import InvalidParameter
+from outpace.errors import InvalidParameter, UnsupportedModel
 from outpace.models import linear
-from outpace.models.linear import Int8Linear, PlainLinear, PrepackedLinear, pack_linear
+from outpace.models.linear import Int8Linear, PlainLinear, PrepackedLinear, describe_precision, pack_linear
 
 KINDS = (Int8Linear, PrepackedLinear, PlainLinear)
 ROW_COUNTS = (*range(1, 18), 33, 97, 200, 512, 2048)
@@ -158,7 +158,7 @@ class TestChoice:
         assert pack_linear(weight, bias, "none").weight_bytes == 100 * 61 * 4
 
     def test_without_the_int8_kernel(self, monkeypatch):
-        monkeypatch.setattr(linear, "_has_int8", lambda: False)
+        monkeypatch.setattr(linear, "has_int8", lambda: False)
         with pytest.raises(InvalidParameter, match=r"int8.*quantization='none'"):
             pack_linear(torch.ones(4, 8), None, "int8")
 
@@ -176,3 +176,13 @@ class TestChoice:
         assert [record.getMessage() for record in caplog.records if "no such kernel" in record.getMessage()] == [
             "oneDNN's prepacked fp32 linear layer does not run here (no such kernel); rows go one at a time"
         ]
+
+
+def test_a_layer_beyond_the_kernels_sizes_is_refused_before_it_crashes():
+    with pytest.raises(UnsupportedModel, match="2\\^31"):
+        pack_linear(torch.empty(1, dtype=torch.float16).expand(2**16, 2**15), None, "int8")
+
+
+@pytest.mark.parametrize(("quantization", "kind"), [("int8", Int8Linear), ("none", PrepackedLinear)])
+def test_precision_is_known_before_anything_is_loaded(quantization, kind):
+    assert describe_precision(quantization) == kind(torch.eye(16), None).describe()

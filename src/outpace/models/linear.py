@@ -18,9 +18,17 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from outpace.errors import InvalidParameter
+from outpace.errors import InvalidParameter, UnsupportedModel
 
-__all__ = ["Int8Linear", "Linear", "PlainLinear", "PrepackedLinear", "pack_linear"]
+__all__ = [
+    "Int8Linear",
+    "Linear",
+    "PlainLinear",
+    "PrepackedLinear",
+    "describe_precision",
+    "has_int8",
+    "pack_linear",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -151,9 +159,14 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: s
 
     Raises:
         InvalidParameter: another quantization, or int8 on a processor without its kernel.
+        UnsupportedModel: a layer too large for the kernels' 32-bit sizes.
     """
+    if weight.numel() >= 2**31:
+        raise UnsupportedModel(
+            f"a linear layer of {tuple(weight.shape)} has {weight.numel():.2e} weights; the kernels take less than 2^31"
+        )
     if quantization == "int8":
-        if not _has_int8():
+        if not has_int8():
             raise InvalidParameter(
                 "quantization='int8' is not possible on this processor (no fbgemm kernel); use quantization='none'"
             )
@@ -161,6 +174,11 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: s
     if quantization == "none":
         return PrepackedLinear(weight, bias) if _has_prepacked() else PlainLinear(weight, bias)
     raise InvalidParameter(f"quantization={quantization!r} is not possible for a linear layer; possible: int8, none")
+
+
+def describe_precision(quantization: str) -> str:
+    """What `describe` of every layer will say, before any is loaded."""
+    return pack_linear(torch.eye(16), None, quantization).describe()
 
 
 def _nbytes(tensor: torch.Tensor | None) -> int:
@@ -197,7 +215,8 @@ _int8_product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp3
 
 
 @functools.cache
-def _has_int8() -> bool:
+def has_int8() -> bool:
+    """Whether this processor and build of torch have the int8 kernel."""
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
