@@ -1,12 +1,13 @@
 """Acceptance, speed and equality of text by task, for one drafter on one target.
 
-    python benchmarks/by_task.py prompts.jsonl --model TARGET --drafter ngram
-    python benchmarks/by_task.py prompts.jsonl --model TARGET --drafter DRAFT -k 4 --json out.json
+    python benchmarks/by_task.py --model TARGET --drafter ngram
+    python benchmarks/by_task.py other.jsonl --model TARGET --drafter DRAFT -k 4 --json out.json
 
-Every line of the file is {"id", "task", "messages", "max_tokens"}. Each prompt is answered plainly and with the
-drafter, alternating which goes first, on one engine. Speed is decoding alone, the first step excluded. Acceptance is
-accepted / drafted, mean acceptance length includes the bonus token, "outside" is the time of a step that is not the
-model's (schedule, pack, verify, commit, and drafting where the drafter computes no rows).
+Every line of the file (prompts.jsonl here, unless another is named) is {"id", "task", "messages", "max_tokens"}. Each
+prompt is answered plainly and with the drafter, alternating which goes first, on one engine. Speed is decoding alone,
+the first step excluded. Acceptance is accepted / drafted, mean acceptance length includes the bonus token,
+"plain_over_floor" is the time of a plain token over that of reading its weights once, "outside" the time of a step
+outside models: schedule, pack, choose, verify, commit.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def text(value: object) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prompts", type=Path)
+    parser.add_argument("prompts", type=Path, nargs="?", default=Path(__file__).parent / "prompts.jsonl")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--drafter", default="ngram", help="ngram, self, self:E, or a draft model")
     parser.add_argument("--quantization", default="auto")
