@@ -111,7 +111,7 @@ class Scheduler:
             admitted.append(request)
             budget -= self._reserve(request, min(request.num_uncomputed, budget), tokens, preempted)
         turns, free_rows = self._with_drafts(tokens, draft_budget + budget)
-        return Schedule(turns, admitted, preempted, free_rows)
+        return Schedule(turns, [r for r in admitted if r.lane is not None], preempted, free_rows)
 
     def _with_drafts(self, tokens: dict[Request, int], budget: int) -> tuple[list[Turn], int]:
         """Adds drafts where rows of the step and of the cache allow. Returns the turns and the rows nobody uses."""

@@ -47,11 +47,11 @@ class TextBuilder:
         self._held.append(Piece("", token_id, source))
 
     def finish(self) -> str | None:
-        """Ends the text: adds what the detokenizer held back; a stop string in it still counts."""
+        """Ends the text, right after its last token: adds what was held back; a stop string in it still counts."""
         rest = self._detokenizer.flush()
         if not rest:
             return None
-        last = self._held.pop() if self._held else Piece("", -1, None)
+        last = self._held.pop()
         return self._append(rest, last.token_id, last.source, before=last.text)
 
     def release(self, *, final: bool) -> tuple[Piece, ...]:
