@@ -121,7 +121,8 @@ def test_drafts_that_cannot_be(target: Path, tmp_path: Path) -> None:
 def test_two_models_that_do_not_fit_together(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = write_model(tmp_path / "draft")
     size = (target / "model.safetensors").stat().st_size
-    monkeypatch.setattr(memory, "available_bytes", lambda: memory.RESERVE_BYTES + 2 * size)
+    cache = OPTIONS["cache_tokens"] * DecoderConfig.from_hf(SHAPE).cache_bytes_per_token
+    monkeypatch.setattr(memory, "available_bytes", lambda: memory.RESERVE_BYTES + 2 * size + cache)
     refuse(target, str(draft), OutOfMemory, "target with draft needs")
 
 

@@ -121,6 +121,10 @@ class _Source:
         )
         return cls(files, files.checked_shape(), estimate_bytes(files.checkpoint, config.quantization))
 
+    def cache_bytes(self, config: EngineConfig) -> int:
+        """Memory of the cache asked for; 0 if it is to take what is free."""
+        return (config.cache_tokens or 0) * self.shape.cache_bytes_per_token
+
     def load(self, config: EngineConfig, max_model_len: int | None, progress: Progress) -> Decoder:
         return Decoder(
             self.shape,
@@ -184,7 +188,7 @@ def build(
     source = _Source.open(config.model, config, notify)
     files = source.files
     defaults = files.sampling_defaults(front)
-    require_fit(files.label, source.num_bytes)
+    require_fit(files.label, source.num_bytes, source.cache_bytes(config))
     makers = {item.method: _PLANNERS[item.method](item, source, config, notify) for item in wanted}
     parameters = files.num_parameters(source.shape)
     linear = describe_precision(config.quantization)
@@ -256,15 +260,9 @@ def _do_nothing() -> None:
 
 def _cache_rows(config: EngineConfig, target: Decoder) -> int:
     """Rows the cache may hold: as asked, else full lanes or half of the free memory, whichever is less."""
-    per_row = target.new_cache(1, 1, 1).bytes_per_row
-    free = available_bytes()
     if config.cache_tokens is not None:
-        if free is not None and config.cache_tokens * per_row > free:
-            raise OutOfMemory(
-                f"cache_tokens={config.cache_tokens} needs {format_bytes(config.cache_tokens * per_row)}, "
-                f"{format_bytes(free)} of memory are free: ask for at most {int(free * _CACHE_SHARE) // per_row}"
-            )
         return config.cache_tokens
+    per_row, free = target.config.cache_bytes_per_token, available_bytes()
     full = config.max_num_seqs * min(target.max_model_len, config.max_model_len or _MOST_POSITIONS)
     if free is None:
         return full
@@ -298,7 +296,11 @@ def _plan_draft_model(item: SpeculativeConfig, target: _Source, config: EngineCo
     assert item.model is not None
     source = _Source.open(item.model, config, notify)
     check_same_vocabulary(target.files.tokenizer, source.files.tokenizer)
-    require_fit(f"{target.files.label} with {source.files.label}", target.num_bytes + source.num_bytes)
+    require_fit(
+        f"{target.files.label} with {source.files.label}",
+        target.num_bytes + source.num_bytes,
+        target.cache_bytes(config) + source.cache_bytes(config),
+    )
 
     def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
         model = source.load(config, None, parts.progress)

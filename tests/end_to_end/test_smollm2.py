@@ -133,8 +133,10 @@ def test_describe_and_banner_say_what_runs(llm: LLM) -> None:
 
 
 def test_a_cache_that_cannot_fit_is_refused_before_loading() -> None:
-    with pytest.raises(OutOfMemory, match="cache_tokens"):
-        LLM("smollm2-135m", cache_tokens=10**9)
+    seen: list[str] = []
+    with pytest.raises(OutOfMemory, match=r"46\.1 TB for the cache.*cache_tokens"):
+        LLM("smollm2-135m", cache_tokens=10**9, progress=lambda what, done, total: seen.append(what))
+    assert seen == []
 
 
 def test_logits_are_those_of_transformers(smollm2_files: LoadedFiles) -> None:

@@ -219,3 +219,8 @@ def test_run_layers_hands_out_states_on_the_way():
     cache = lanes(decoder, 1, 8)
     out = decoder.run_layers(decoder.embed(pack.ids), pack.positions, pack.segments, 0, 3, cache, aux)
     assert torch.equal(aux[1], wanted[1]) and torch.equal(aux[3], wanted[3]) and torch.equal(out, wanted[3])
+
+
+def test_the_cache_takes_what_the_shape_says():
+    decoder = tiny_decoder("qwen3")
+    assert decoder.new_cache(1, 10, 10).bytes_per_row == decoder.config.cache_bytes_per_token

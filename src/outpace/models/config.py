@@ -99,6 +99,11 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
 
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Memory of one position's keys and values in all layers, float32."""
+        return 2 * 4 * self.num_layers * self.num_kv_heads * self.head_dim
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], source: object = "config.json") -> DecoderConfig:
         """Reads a parsed config.json.
