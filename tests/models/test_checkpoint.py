@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,6 +14,7 @@ from safetensors.torch import save_file
 from outpace.errors import CheckpointError
 from outpace.models import checkpoint as checkpoint_module
 from outpace.models.checkpoint import Checkpoint, read_json
+from outpace.models.stored import header_metadata
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -235,6 +238,105 @@ def test_pickles_that_cannot_be_read_name_the_file(tmp_path: Path, content: byte
     (tmp_path / "pytorch_model.bin").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin cannot be read as pickled weights"):
         Checkpoint.open(tmp_path, allow_pickle=True)
+
+
+# --- matrices in block formats
+
+
+def q8_rows(rows: int = 4, columns: int = 64) -> torch.Tensor:
+    values = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    return torch.from_numpy(gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0))
+
+
+def test_blocks_are_a_matrix_to_whoever_asks(tmp_path: Path) -> None:
+    rows = q8_rows()
+    metadata = {"format": "pt", **header_metadata({"w": "Q8_0"})}
+    save_file({"w": rows, "b": torch.ones(3)}, str(tmp_path / "model.safetensors"), metadata=metadata)
+    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint.check({"w": (4, 64), "b": (3,)})
+    assert checkpoint.shapes == {"w": (4, 64), "b": (3,)}
+    assert checkpoint.dtypes == {"w": torch.float16, "b": torch.float32}
+    assert checkpoint.num_bytes == rows.numel() + 12 and checkpoint.num_weights == 4 * 64 + 3
+    blocks = checkpoint.blocks("w")
+    assert blocks is not None and blocks.kind == "Q8_0" and torch.equal(blocks.data, rows)
+    assert checkpoint.blocks("b") is None and torch.equal(checkpoint.get("b"), torch.ones(3))
+    assert torch.equal(checkpoint.get("w"), blocks.dequantize().half())
+    with pytest.raises(CheckpointError, match=r"tensor 'w' has shape \[4, 64\], config\.json asks for \[4, 68\]"):
+        checkpoint.check({"w": (4, 68), "b": (3,)})
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has no tensor 'nope'"):
+        checkpoint.blocks("nope")
+
+
+def test_pickled_weights_are_floats(tmp_path: Path) -> None:
+    torch.save(tensors(), tmp_path / "pytorch_model.bin")
+    checkpoint = Checkpoint.open(tmp_path, allow_pickle=True)
+    assert [checkpoint.blocks(name) for name in tensors()] == [None] * 3
+    assert checkpoint.num_bytes == 12 * 2 + 3 * 4 + 6 * 2
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(0x7BFF, torch.bfloat16), (0x7C00, None), (0x7E00, None)])
+def test_scales_beyond_float16_are_kept_and_those_that_are_no_numbers_refused(
+    tmp_path: Path, bits: int, dtype: torch.dtype | None
+) -> None:
+    """The manifest of a converted folder does not look at every byte, so damage can show as late as here."""
+    rows = q8_rows()
+    rows[2, :2] = torch.tensor([bits & 0xFF, bits >> 8])
+    rows[2, 2] = 100
+    save_file({"w": rows}, str(tmp_path / "model.safetensors"), metadata=header_metadata({"w": "Q8_0"}))
+    checkpoint = Checkpoint.open(tmp_path)
+    if dtype is None:
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor 'w' holds values that are not finite"):
+            checkpoint.get("w")
+        return
+    blocks = checkpoint.blocks("w")
+    assert blocks is not None and blocks.dequantize()[2, 0] == 65504 * 100
+    assert torch.equal(checkpoint.get("w"), blocks.dequantize().to(dtype)) and checkpoint.get("w").dtype == dtype
+
+
+BLOCKS_KEY = next(iter(header_metadata({"w": "Q8_0"})))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "has a damaged header .*is no JSON"),
+        ("[" * 100_000, "has a damaged header .*is no JSON"),
+        ('["w"]', "has a damaged header .*is no object of names and kinds"),
+        ('{"w": 8}', "has a damaged header .*is no object of names and kinds"),
+        ('{"w": "Q8_0", "ghost": "Q8_0"}', "has a damaged header .*no tensor 'ghost', said to be blocks"),
+        ('{"w": "Q9_9"}', "tensor 'w' cannot be read: its blocks are said to be 'Q9_9'"),
+        ('{"w": "Q8_K"}', "tensor 'w' cannot be read: its blocks are said to be 'Q8_K'"),
+        ('{"w": "F16"}', "tensor 'w' cannot be read: its blocks are said to be 'F16'"),
+        ('{"w": "Q4_K"}', r"tensor 'w' .*torch\.uint8 of shape \[4, 68\] is no matrix in Q4_K.*of 144 bytes"),
+        ('{"b": "Q8_0"}', r"tensor 'b' .*torch\.float32 of shape \[34\] is no matrix in Q8_0"),
+        ('{"flat": "Q8_0"}', r"tensor 'flat' .*torch\.uint8 of shape \[34\] is no matrix"),
+        ('{"none": "Q8_0"}', r"tensor 'none' .*torch\.uint8 of shape \[4, 0\] is no matrix"),
+    ],
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_nonsense_about_blocks_names_file_and_tensor(tmp_path: Path, text: str, message: str, sharded: bool) -> None:
+    name = list(write_sharded(tmp_path).values())[1] if sharded else "model.safetensors"
+    stored = {"w": q8_rows(), "b": torch.ones(34), "flat": q8_rows()[0, :34].clone(), "none": q8_rows()[:, :0].clone()}
+    save_file(stored, str(tmp_path / name), metadata={BLOCKS_KEY: text})
+    with pytest.raises(CheckpointError, match=message) as caught:
+        Checkpoint.open(tmp_path)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize("metadata", [[], 3, {BLOCKS_KEY: {"w": "Q8_0"}}])
+def test_metadata_of_another_form_are_a_damaged_header(tmp_path: Path, metadata: object) -> None:
+    entry = {"dtype": "U8", "shape": [1, 34], "data_offsets": [0, 34]}
+    (tmp_path / "model.safetensors").write_bytes(header({"__metadata__": metadata, "w": entry}) + bytes(34))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has a damaged header"):
+        Checkpoint.open(tmp_path)
+
+
+def test_bytes_that_nobody_calls_blocks_are_no_weights(tmp_path: Path) -> None:
+    save_file({"w": q8_rows()}, str(tmp_path / "model.safetensors"))
+    checkpoint = Checkpoint.open(tmp_path)
+    assert checkpoint.blocks("w") is None
+    with pytest.raises(CheckpointError, match=r"tensor 'w' is torch\.uint8; .* blocks whose format the header names"):
+        checkpoint.check({"w": (4, 68)})
 
 
 def test_read_json_names_a_bad_file(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from outpace.errors import CheckpointError, UnsupportedModel
 from outpace.models import gguf as conversion
+from outpace.models import stored
 from outpace.models.checkpoint import Checkpoint
 from outpace.models.config import DecoderConfig, expected_tensors
 from outpace.models.gguf import convert_gguf, converted_models
@@ -172,7 +173,7 @@ def test_values_that_are_no_numbers_name_file_and_tensor(tmp_path: Path, value: 
 def test_large_tensors_are_read_in_pieces_and_written_in_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversion, "_CHUNK_WEIGHTS", 5 * 64)
+    monkeypatch.setattr(stored, "_CHUNK_WEIGHTS", 5 * 64)
     monkeypatch.setattr(conversion, "_SHARD_BYTES", 20_000)
     weights = write_gguf(tmp_path / "m.gguf")
     folder = convert(tmp_path / "m.gguf")
@@ -184,6 +185,26 @@ def test_large_tensors_are_read_in_pieces_and_written_in_shards(
 
 
 # --- files that are not what they should be
+
+
+@pytest.mark.parametrize("kind", [Q.Q4_0, Q.Q4_1, Q.Q8_0, Q.MXFP4], ids=lambda kind: kind.name)
+def test_blocks_with_a_scale_that_is_no_number_name_file_and_tensor(tmp_path: Path, kind: Q) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, quantize=kind)
+    tensor = GgufFile(path).tensors["blk.1.ffn_down.weight"]
+    block = gguf.GGML_QUANT_SIZES[kind][1]
+    data = bytearray(path.read_bytes())
+    at = tensor.offset + tensor.num_bytes - block  # of the last block; every bit is set
+    data[at : at + block] = b"\xff" * block
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: tensor 'blk\.1\.ffn_down\.weight' holds values that are not"):
+        convert(path)
+
+
+def test_rows_that_the_heads_cannot_share_name_the_tensor(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", metadata={"llama.attention.head_count": 3})
+    with pytest.raises(CheckpointError, match=r"m\.gguf: tensor 'blk\.0\.attn_q\.weight' has 64 rows, not .* 3 heads"):
+        convert(tmp_path / "m.gguf")
 
 
 def test_truncated_file_names_the_tensor_that_is_cut(tmp_path: Path) -> None:

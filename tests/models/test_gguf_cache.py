@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -15,6 +17,7 @@ from safetensors import SafetensorError
 from outpace.errors import OutpaceError
 from outpace.models import gguf as conversion
 from outpace.models.checkpoint import Checkpoint
+from outpace.models.files import format_bytes
 from outpace.models.gguf import convert_gguf, converted_folder, converted_models, read_manifest
 from tests.models.gguf_files import write_gguf
 
@@ -89,6 +92,30 @@ def test_damaged_copy_is_reported_and_made_again(tmp_path: Path, damage: Any) ->
     assert torch.equal(
         Checkpoint.open(folder).get("lm_head.weight").float(), torch.from_numpy(weights["lm_head.weight"])
     )
+
+
+def test_copy_of_an_older_layout_is_replaced_and_called_that(tmp_path: Path) -> None:
+    weights = write_gguf(tmp_path / "m.gguf")
+    folder = convert(tmp_path / "m.gguf")
+    manifest = json.loads((folder / "outpace.json").read_text())
+    (folder / "outpace.json").write_text(json.dumps({**manifest, "layout": manifest["layout"] - 1}))
+    (folder / "model-00001-of-00002.safetensors").write_bytes(b"old")
+    assert read_manifest(folder) is None and converted_models() == []
+    messages: list[str] = []
+    assert convert_gguf(tmp_path / "m.gguf", messages.append) == folder
+    assert messages[0] == f"{folder} was made by another version of outpace; converting m.gguf again"
+    assert read_manifest(folder) == manifest and list(folder.parent.glob("*/")) == [folder]
+    assert not (folder / "model-00001-of-00002.safetensors").exists()
+    assert Checkpoint.open(folder).shapes.keys() == weights.keys()
+
+
+def test_blocks_are_announced_at_the_size_they_are_stored_in(tmp_path: Path) -> None:
+    weights = write_gguf(tmp_path / "m.gguf", quantize=gguf.GGMLQuantizationType.Q4_0)
+    messages: list[str] = []
+    folder = convert_gguf(tmp_path / "m.gguf", messages.append)
+    stored = sum(value.size * 18 // 32 if value.ndim == 2 else 2 * value.size for value in weights.values())
+    assert messages[0] == f"converting m.gguf (once): {format_bytes(stored + (32 << 20))} in {folder}"
+    assert Checkpoint.open(folder).num_bytes == stored
 
 
 def test_crash_in_the_middle_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

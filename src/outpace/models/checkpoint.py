@@ -1,5 +1,6 @@
 """Named tensors on disk: one safetensors file, a sharded set, or (only when allowed) pickled weights.
 
+Matrices of a converted GGUF file are stored in its block formats (`outpace.models.stored`); the rest are floats.
 Every way a download can be wrong ends in one error that names the file, and the tensor where there is one.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from outpace.errors import CheckpointError
 from outpace.models.files import describe_impostor
+from outpace.models.stored import QuantizedBlocks, kinds_in_metadata, matrix_shape
 
 __all__ = ["Checkpoint", "first_line", "read_json"]
 
@@ -40,12 +42,14 @@ _WEIGHTS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """One tensor: where it lies, what it is, how to read it."""
+    """One tensor: where it lies, what it is (of blocks: what their matrix is), how to read what is stored."""
 
     file: Path
     shape: tuple[int, ...]
     dtype: torch.dtype
     read: Callable[[], torch.Tensor]
+    num_bytes: int
+    kind: str | None = None
 
 
 class Checkpoint:
@@ -92,18 +96,18 @@ class Checkpoint:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor, by name."""
+        """Shape of every tensor, by name; of blocks that of their matrix."""
         return {name: stored.shape for name, stored in self._tensors.items()}
 
     @property
     def dtypes(self) -> dict[str, torch.dtype]:
-        """Type of every tensor as stored, by name."""
+        """Type of every tensor as stored, by name; of blocks float16, which `get` makes of them."""
         return {name: stored.dtype for name, stored in self._tensors.items()}
 
     @property
     def num_bytes(self) -> int:
         """Size of all tensors as stored."""
-        return sum(_count(stored.shape) * stored.dtype.itemsize for stored in self._tensors.values())
+        return sum(stored.num_bytes for stored in self._tensors.values())
 
     @property
     def num_weights(self) -> int:
@@ -113,12 +117,40 @@ class Checkpoint:
     def get(self, name: str) -> torch.Tensor:
         """Reads one tensor, in its stored type. It may share memory with the file: copy it before changing it.
 
+        Blocks are dequantised, a few rows at a time: to float16, or to bfloat16 if a value is too large for that.
+
+        Raises:
+            CheckpointError: there is no such tensor, it cannot be read, or its blocks hold values that are not finite.
+        """
+        blocks = self.blocks(name)
+        if blocks is None:
+            return self._read(name)
+        values = blocks.to_half()
+        if values is None:
+            file = self._tensors[name].file
+            raise CheckpointError(f"{file}: tensor {name!r} holds values that are not finite: a damaged file")
+        return values
+
+    def blocks(self, name: str) -> QuantizedBlocks | None:
+        """One matrix as a GGUF file stores it, or None if it is stored as floats.
+
         Raises:
             CheckpointError: there is no such tensor, or it cannot be read.
         """
+        stored = self._stored(name)
+        if stored.kind is None:
+            return None
+        rows, columns = stored.shape
+        return QuantizedBlocks(stored.kind, (rows, columns), self._read(name))
+
+    def _stored(self, name: str) -> _Stored:
         if name not in self._tensors:
             raise CheckpointError(f"{self.source} has no tensor {name!r}")
-        stored = self._tensors[name]
+        return self._tensors[name]
+
+    def _read(self, name: str) -> torch.Tensor:
+        """A tensor as it lies in its file."""
+        stored = self._stored(name)
         try:
             return stored.read()
         except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch cannot map the file
@@ -146,7 +178,8 @@ class Checkpoint:
                 )
             if stored.dtype not in _WEIGHTS:
                 raise CheckpointError(
-                    f"{stored.file}: tensor {name!r} is {stored.dtype}; float16, bfloat16, float32 and float64 are read"
+                    f"{stored.file}: tensor {name!r} is {stored.dtype}; float16, bfloat16, float32, float64 and blocks "
+                    "whose format the header names are read"
                 )
         for name, stored in self._tensors.items():
             harmless = name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")
@@ -206,7 +239,7 @@ class _SafetensorsFile:
 def _read_safetensors(path: Path) -> dict[str, _Stored]:
     """What the header says is stored; its claims are checked against each other and the size of the file."""
     _require_file(path)
-    entries, begin = _read_header(path)
+    entries, kinds, begin = _read_header(path)
     file, stored, ends = _SafetensorsFile(path), {}, {}
     for name, entry in entries.items():
         try:
@@ -218,7 +251,8 @@ def _read_safetensors(path: Path) -> dict[str, _Stored]:
             raise CheckpointError(f"{path}: tensor {name!r} is of unknown type {kind}")
         if first < 0 or min(shape, default=0) < 0 or end - first != _count(shape) * _DTYPES[kind].itemsize:
             raise CheckpointError(f"{path} has a damaged header (size of tensor {name!r}): download it again")
-        stored[name] = _Stored(path, shape, _DTYPES[kind], partial(file.get, name))
+        tensor = _Stored(path, shape, _DTYPES[kind], partial(file.get, name), end - first)
+        stored[name] = _as_blocks(name, tensor, kinds[name]) if name in kinds else tensor
         ends[name] = begin + end
     size = path.stat().st_size
     cut = min((name for name, end in ends.items() if end > size), key=ends.__getitem__, default=None)
@@ -231,8 +265,17 @@ def _read_safetensors(path: Path) -> dict[str, _Stored]:
     return stored
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Entry of every tensor by name, and the byte where the numbers begin.
+def _as_blocks(name: str, tensor: _Stored, kind: str) -> _Stored:
+    """A tensor of bytes understood as the matrix whose blocks they are."""
+    try:
+        shape = matrix_shape(kind, tensor.dtype, tensor.shape)
+    except ValueError as error:
+        raise CheckpointError(f"{tensor.file}: tensor {name!r} cannot be read: {error}") from error
+    return replace(tensor, shape=shape, dtype=torch.float16, kind=kind)
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, str], int]:
+    """Entry of every tensor by name, kinds of those that are blocks, and the byte where the numbers begin.
 
     Format: 8 bytes little-endian length, JSON of that length, numbers (https://github.com/huggingface/safetensors).
     """
@@ -249,7 +292,13 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
             raise CheckpointError(f"{path} has a damaged header ({error}): download it again") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} has a damaged header (no object): download it again")
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + length
+    try:
+        kinds = kinds_in_metadata(header.pop("__metadata__", None))
+    except ValueError as error:
+        raise CheckpointError(f"{path} has a damaged header ({error}): download it again") from error
+    for name in kinds.keys() - header.keys():
+        raise CheckpointError(f"{path} has a damaged header (no tensor {name!r}, said to be blocks): download it again")
+    return header, kinds, 8 + length
 
 
 def _read_shards(index: Path, read: Callable[[Path], dict[str, _Stored]]) -> dict[str, _Stored]:
@@ -278,5 +327,7 @@ def _read_pickle(path: Path) -> dict[str, _Stored]:
     for name, tensor in content.items():
         if not isinstance(tensor, torch.Tensor):
             raise CheckpointError(f"{path}: entry {name!r} is a {type(tensor).__name__}, not a tensor")
-        stored[name] = _Stored(path, tuple(tensor.shape), tensor.dtype, partial(torch.Tensor.detach, tensor))
+        num_bytes = tensor.numel() * tensor.itemsize
+        read = partial(torch.Tensor.detach, tensor)
+        stored[name] = _Stored(path, tuple(tensor.shape), tensor.dtype, read, num_bytes)
     return stored

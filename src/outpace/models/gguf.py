@@ -1,7 +1,8 @@
 """Converting a GGUF file, once, into a model folder with safetensors that is kept in the cache.
 
-Dequantised weights take at most 2 bytes each. A folder appears under its final name only when it is complete, and
-carries a manifest of its files, so that a crash, a full disk or two processes at once cannot leave half a model.
+Matrices in a block format stay as the file stores them; what is float there, and every vector, takes 2 bytes a
+weight. A folder appears under its final name only when it is complete, and carries a manifest of its files, so that a
+crash, a full disk or two processes at once cannot leave half a model.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,13 @@ from outpace.models.files import cache_folder, fingerprint, format_bytes
 from outpace.models.gguf_config import build_config, name_tensors, restore_rows
 from outpace.models.gguf_file import GgufFile, GgufTensor
 from outpace.models.gguf_tokenizer import build_tokenizer, tokenizer_config
+from outpace.models.stored import FLOAT_KINDS, header_metadata, rows_are_finite, to_half
 
 __all__ = ["MANIFEST", "convert_gguf", "converted_folder", "converted_models", "read_manifest"]
 
 MANIFEST = "outpace.json"
-_LAYOUT = 1  # raise it when conversions made before must be made again
+_LAYOUT = 2  # raise it when conversions made before must be made again
 _SHARD_BYTES = 256 << 20
-_CHUNK_WEIGHTS = 4 << 20
 _OTHER_FILES_BYTES = 32 << 20
 
 
@@ -59,7 +61,8 @@ def convert_gguf(path: Path, notify: Callable[[str], None]) -> Path:
         with _locked(folder):
             if read_manifest(folder) is None:  # another process may have been quicker
                 if folder.exists():
-                    notify(f"{folder} is damaged; converting {path.name} again")
+                    what = "is damaged" if _layout(folder) == _LAYOUT else "was made by another version of outpace"
+                    notify(f"{folder} {what}; converting {path.name} again")
                     shutil.rmtree(folder)
                 _convert_into(path, folder, notify)
     except (OSError, SafetensorError) as error:
@@ -76,12 +79,20 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     Keys: layout, source (file name), source_bytes, num_weights, files {name: fingerprint}.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files = manifest["files"].items() if manifest["layout"] == _LAYOUT else None
         whole = files is not None and all(fingerprint(folder / name) == mark for name, mark in files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return manifest if whole else None
+
+
+def _layout(folder: Path) -> object:
+    """The layout a folder's manifest names; the current one if it names none, for then it is damaged."""
+    try:
+        return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["layout"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return _LAYOUT
 
 
 def converted_models() -> list[Path]:
@@ -106,7 +117,7 @@ def _convert_into(path: Path, folder: Path, notify: Callable[[str], None]) -> No
     config, names = build_config(file), name_tensors(file)
     tokenizer, settings = build_tokenizer(file), tokenizer_config(file)
     num_weights = sum(file.tensors[name].num_weights for name in names)
-    size = 2 * num_weights + _OTHER_FILES_BYTES
+    size = sum(_stored_bytes(file.tensors[name]) for name in names) + _OTHER_FILES_BYTES
     free = shutil.disk_usage(folder.parent).free
     if free < size:
         raise OutpaceError(
@@ -133,7 +144,7 @@ def _convert_into(path: Path, folder: Path, notify: Callable[[str], None]) -> No
 
 def _write_weights(file: GgufFile, names: dict[str, str], folder: Path, notify: Callable[[str], None]) -> None:
     shards = _plan_shards(file, list(names))
-    done, total = 0, sum(file.tensors[name].num_weights for name in names)
+    done, total = 0, sum(_stored_bytes(file.tensors[name]) for name in names)
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         of = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
@@ -142,8 +153,9 @@ def _write_weights(file: GgufFile, names: dict[str, str], folder: Path, notify: 
         for name in shard:
             tensor = _read_tensor(file, file.tensors[name])
             tensors[names[name]] = restore_rows(file, name, tensor).contiguous()
-            done += file.tensors[name].num_weights
-        save_file(tensors, str(target), metadata={"format": "pt"})
+            done += _stored_bytes(file.tensors[name])
+        blocks = {names[name]: file.tensors[name].kind.name for name in shard if _keeps_blocks(file.tensors[name])}
+        save_file(tensors, str(target), metadata={"format": "pt", **header_metadata(blocks)})
         _flush(target)
         weight_map.update(dict.fromkeys(tensors, target.name))
         if number < len(shards):
@@ -157,7 +169,7 @@ def _plan_shards(file: GgufFile, names: list[str]) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     room = _SHARD_BYTES
     for name in names:
-        size = 2 * file.tensors[name].num_weights
+        size = _stored_bytes(file.tensors[name])
         if size > room and shards[-1]:
             shards.append([])
             room = _SHARD_BYTES
@@ -166,27 +178,27 @@ def _plan_shards(file: GgufFile, names: list[str]) -> list[list[str]]:
     return shards
 
 
+def _keeps_blocks(tensor: GgufTensor) -> bool:
+    return len(tensor.shape) == 2 and tensor.kind.name not in FLOAT_KINDS
+
+
+def _stored_bytes(tensor: GgufTensor) -> int:
+    """Size of a tensor in the converted folder."""
+    return tensor.num_bytes if _keeps_blocks(tensor) else 2 * tensor.num_weights
+
+
 def _read_tensor(file: GgufFile, tensor: GgufTensor) -> torch.Tensor:
-    """A tensor in float16, or in bfloat16 if a value is too large for that."""
-    for dtype in (torch.float16, torch.bfloat16):
-        values = torch.empty(tensor.rows, tensor.shape[-1], dtype=dtype)
-        if _fill(file, tensor, values):
-            return values.view(tensor.shape)
-    raise CheckpointError(f"{file.path}: tensor {tensor.name!r} holds values that are not finite: a damaged file")
-
-
-def _fill(file: GgufFile, tensor: GgufTensor, values: torch.Tensor) -> bool:
-    """Copies a tensor's values piece by piece; False as soon as one is beyond the type of `values`, or no number."""
-    largest = torch.finfo(values.dtype).max
-    step = max(1, _CHUNK_WEIGHTS // tensor.shape[-1])
-    for begin in range(0, tensor.rows, step):
-        end = min(begin + step, tensor.rows)
-        rows = file.read_rows(tensor, begin, end)
-        # In numpy: torch would share this out over threads, which stalls for seconds where one core is busy.
-        if not (rows.max() <= largest and rows.min() >= -largest):
-            return False
-        values[begin:end] = torch.from_numpy(rows)
-    return True
+    """A tensor as it is to be stored: bytes of blocks, or float16 (bfloat16 if a value is too large for that)."""
+    stored: torch.Tensor | None = None
+    if _keeps_blocks(tensor):
+        raw = file.read_bytes(tensor, 0, tensor.rows)
+        stored = torch.from_numpy(raw) if rows_are_finite(raw, tensor.kind.name) else None
+    else:
+        values = to_half(partial(file.read_rows, tensor), (tensor.rows, tensor.shape[-1]))
+        stored = None if values is None else values.view(tensor.shape)
+    if stored is None:
+        raise CheckpointError(f"{file.path}: tensor {tensor.name!r} holds values that are not finite: a damaged file")
+    return stored
 
 
 def _write_json(path: Path, value: Any) -> None:

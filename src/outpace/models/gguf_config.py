@@ -69,13 +69,18 @@ def restore_rows(file: GgufFile, name: str, tensor: torch.Tensor) -> torch.Tenso
     Args:
         file: where the tensor comes from.
         name: its name there.
-        tensor: [rows, ...] values in the file's order.
+        tensor: [rows, ...] in the file's order: values, or bytes of blocks (no block goes beyond its row).
+
+    Raises:
+        CheckpointError: the rows cannot be shared out over the heads.
     """
     kind = re.fullmatch(r"blk\.\d+\.attn_(q|k)\.(weight|bias)", name)
     if file.metadata["general.architecture"] != "llama" or not kind:
         return tensor
     heads = _number(file, "attention.head_count" if kind[1] == "q" else "attention.head_count_kv")
     rest = tensor.shape[1:]
+    if heads < 1 or len(tensor) % (2 * heads):
+        raise CheckpointError(f"{file.path}: tensor {name!r} has {len(tensor)} rows, not possible for {heads} heads")
     return tensor.view(heads, -1, 2, *rest).transpose(1, 2).reshape(-1, *rest)
 
 
