@@ -8,7 +8,6 @@ loaded, which takes long, and returns what makes the drafter afterwards.
 from __future__ import annotations
 
 import logging
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -28,9 +27,10 @@ from outpace.models.bandwidth import read_bytes_per_second
 from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
 from outpace.models.files import format_bytes
-from outpace.models.linear import describe_precision, has_int8
 from outpace.models.load import LoadedFiles, available_bytes, estimate_bytes, load_files, require_fit
+from outpace.models.precision import Precision
 from outpace.models.probe import ProbeReport, probe_rows, same_bits
+from outpace.models.selection import select_precision
 from outpace.models.threads import ThreadGovernor, usable_cores
 from outpace.models.tokenizer import Detokenizer, Tokenizer, check_same_vocabulary
 from outpace.params import SamplingDefaults
@@ -111,6 +111,7 @@ class _Source:
 
     files: LoadedFiles
     shape: DecoderConfig
+    precision: Precision
     num_bytes: int
     """Memory it will take."""
 
@@ -119,7 +120,9 @@ class _Source:
         files = load_files(
             name, allow_pickle=config.allow_pickle, trust_remote_code=config.trust_remote_code, notify=notify
         )
-        return cls(files, files.checked_shape(), estimate_bytes(files.checkpoint, config.quantization))
+        shape = files.checked_shape()
+        precision = select_precision(config, files.checkpoint)
+        return cls(files, shape, precision, estimate_bytes(files.checkpoint, precision))
 
     def cache_bytes(self, config: EngineConfig) -> int:
         """Memory of the cache asked for; 0 if it is to take what is free."""
@@ -129,7 +132,7 @@ class _Source:
         return Decoder(
             self.shape,
             self.files.checkpoint,
-            quantization=config.quantization,
+            precision=self.precision,
             vocab_size=self.files.tokenizer.vocab_size,
             max_model_len=max_model_len,
             progress=lambda done, total: progress(f"loading {self.files.label}", done, total),
@@ -183,7 +186,6 @@ def build(
             f"max_num_batched_tokens={config.max_num_batched_tokens} is not possible: it must be more than "
             f"max_num_seqs={config.max_num_seqs}"
         )
-    config = _resolved(config)
     governor = _set_threads(config)
     source = _Source.open(config.model, config, notify)
     files = source.files
@@ -191,7 +193,7 @@ def build(
     require_fit(files.label, source.num_bytes, source.cache_bytes(config))
     makers = {item.method: _PLANNERS[item.method](item, source, config, notify) for item in wanted}
     parameters = files.num_parameters(source.shape)
-    linear = describe_precision(config.quantization)
+    linear = source.precision.describe()
     notify(_model_text(files.label, parameters, linear))
     target = source.load(config, config.max_model_len, progress)
     max_rows = _cache_rows(config, target)
@@ -223,7 +225,13 @@ def build(
         engine=engine,
         tokenizer=files.tokenizer,
         defaults=defaults,
-        config=EngineConfig(**{**asdict(config), "max_model_len": max_model_len, "cache_tokens": max_rows}),
+        config=replace(
+            config,
+            quantization=source.precision.quantization,
+            kernels=source.precision.kernels,
+            max_model_len=max_model_len,
+            cache_tokens=max_rows,
+        ),
         speculative=tuple(resolved),
         label=files.label,
         parameters=parameters,
@@ -234,14 +242,6 @@ def build(
 
 
 # Settings that depend on the machine.
-
-
-def _resolved(config: EngineConfig) -> EngineConfig:
-    quantization = config.quantization
-    if quantization == "auto":
-        x86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
-        quantization = "int8" if x86 and has_int8() else "none"
-    return EngineConfig(**{**asdict(config), "quantization": quantization})
 
 
 def _set_threads(config: EngineConfig) -> ThreadGovernor | None:

@@ -15,10 +15,12 @@ from typing import Any
 from outpace.errors import InvalidParameter
 from outpace.params import check_integer, check_num_speculative_tokens
 
-__all__ = ["METHODS", "QUANTIZATIONS", "EngineConfig", "SpeculativeConfig", "field_help"]
+__all__ = ["DTYPES", "KERNELS", "METHODS", "QUANTIZATIONS", "EngineConfig", "SpeculativeConfig", "field_help"]
 
 METHODS = ("ngram", "draft_model", "early_exit", "none")
-QUANTIZATIONS = ("auto", "int8", "none")
+QUANTIZATIONS = ("auto", "file", "int8", "int4", "none")
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+KERNELS = ("auto", "native", "torch")
 MAX_LOOKUP = 32
 """Longest n-gram that prompt lookup compares."""
 _BELONGS_TO = {"model": "draft_model", "exit_layer": "early_exit", "adapter": "early_exit"}
@@ -131,7 +133,13 @@ class EngineConfig:
     """Everything an engine is built from."""
 
     model: str = _option("smollm2-135m", "target model: hub id, folder, GGUF file or alias")
-    quantization: str = _option("auto", "linear layers: int8, none (fp32), or auto (int8 on x86 CPUs)")
+    quantization: str = _option(
+        "auto", "linear layers: int8, int4, file (as the file is quantised), none, or auto (file, else int8)"
+    )
+    dtype: str = _option(
+        "auto", "weights that are not quantised: float32, float16, bfloat16, or auto (as stored); implies none"
+    )
+    kernels: str = _option("auto", "native (compiled for this processor), torch, or auto (native where they run)")
     max_model_len: int | None = _option(
         None, "longest prompt plus output, in tokens; None: the model's own, at most 32768"
     )
@@ -145,10 +153,9 @@ class EngineConfig:
     allow_pickle: bool = _option(False, "load .bin weights, which can run code while they load")
 
     def __post_init__(self) -> None:
-        if self.quantization not in QUANTIZATIONS:
-            raise InvalidParameter(
-                f"quantization={self.quantization!r} is not known; possible: {', '.join(QUANTIZATIONS)}"
-            )
+        for name, possible in (("quantization", QUANTIZATIONS), ("dtype", DTYPES), ("kernels", KERNELS)):
+            if getattr(self, name) not in possible:
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} is not known; possible: {', '.join(possible)}")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_tokens", "threads"):
             if getattr(self, name) is not None:
                 # Far more threads than cores only wait for each other: 1000 on two cores took 48 s a token.

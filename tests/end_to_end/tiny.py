@@ -17,7 +17,7 @@ from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
 from outpace.protocols import Drafter
 from tests.engine.fakes import IdDetokenizer
-from tests.models.tiny_models import SIZES, DictWeights
+from tests.models.tiny_models import SIZES, DictWeights, precision
 
 VOCAB = SIZES["vocab_size"]
 LAYERS = SIZES["num_hidden_layers"]
@@ -64,7 +64,7 @@ def noisy(share: float) -> dict[str, torch.Tensor]:
 
 def _decoder(weights: dict[str, torch.Tensor], quantization: str) -> Decoder:
     config = DecoderConfig.from_hf({"model_type": "llama", **SIZES})
-    return Decoder(config, DictWeights(weights), quantization=quantization)
+    return Decoder(config, DictWeights(weights), precision=precision(quantization))
 
 
 @functools.cache

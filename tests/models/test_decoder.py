@@ -16,6 +16,7 @@ from tests.models.tiny_models import (
     DictWeights,
     lanes,
     pack_of,
+    precision,
     random_ids,
     reference_model,
     tiny_decoder,
@@ -37,7 +38,9 @@ class TestAgainstTransformers:
     @pytest.fixture
     def case(self, variant):
         model = reference_model(variant)
-        decoder = Decoder(DecoderConfig.from_hf(model.config.to_dict()), tiny_weights(model), quantization="none")
+        decoder = Decoder(
+            DecoderConfig.from_hf(model.config.to_dict()), tiny_weights(model), precision=precision("none")
+        )
         ids = random_ids(LENGTH, 1), random_ids(LENGTH, 2)
         with torch.no_grad():
             return decoder, ids, [model(torch.tensor([row])).logits[0] for row in ids]
@@ -98,8 +101,8 @@ class TestHeadAndLimits:
     def test_padded_ids_do_not_exist(self):
         model = reference_model("llama-tied")
         config = DecoderConfig.from_hf(model.config.to_dict())
-        full = Decoder(config, tiny_weights(model), quantization="none")
-        cut = Decoder(config, tiny_weights(model), quantization="none", vocab_size=91)
+        full = Decoder(config, tiny_weights(model), precision=precision("none"))
+        cut = Decoder(config, tiny_weights(model), precision=precision("none"), vocab_size=91)
         pack = pack_of((0, 0, random_ids(12)))
         assert (full.vocab_size, cut.vocab_size) == (97, 91)
         wanted = full.forward(pack, lanes(full, 1, 12)).logits[:, :91]
@@ -108,22 +111,22 @@ class TestHeadAndLimits:
     def test_a_tokenizer_with_more_ids_than_embeddings_keeps_the_checkpoints_size(self):
         model = reference_model("llama")
         config = DecoderConfig.from_hf(model.config.to_dict())
-        assert Decoder(config, tiny_weights(model), quantization="none", vocab_size=120).vocab_size == 97
+        assert Decoder(config, tiny_weights(model), precision=precision("none"), vocab_size=120).vocab_size == 97
 
     def test_length(self):
         model = reference_model("llama")
         config = DecoderConfig.from_hf(model.config.to_dict())
-        assert Decoder(config, tiny_weights(model), quantization="none").max_model_len == 512
-        assert Decoder(config, tiny_weights(model), quantization="none", max_model_len=64).max_model_len == 64
+        assert Decoder(config, tiny_weights(model), precision=precision("none")).max_model_len == 512
+        assert Decoder(config, tiny_weights(model), precision=precision("none"), max_model_len=64).max_model_len == 64
         with pytest.raises(InvalidParameter, match=r"max_model_len=513.*512 positions"):
-            Decoder(config, tiny_weights(model), quantization="none", max_model_len=513)
+            Decoder(config, tiny_weights(model), precision=precision("none"), max_model_len=513)
 
     def test_missing_tensor_is_named(self):
         model = reference_model("llama")
         tensors = model.state_dict()
         del tensors["model.layers.2.mlp.up_proj.weight"]
         with pytest.raises(CheckpointError, match=r"model\.layers\.2\.mlp\.up_proj\.weight"):
-            Decoder(DecoderConfig.from_hf(model.config.to_dict()), DictWeights(tensors), quantization="none")
+            Decoder(DecoderConfig.from_hf(model.config.to_dict()), DictWeights(tensors), precision=precision("none"))
 
     def test_progress_and_weight_bytes(self):
         model = reference_model("llama")
@@ -131,7 +134,7 @@ class TestHeadAndLimits:
         decoder = Decoder(
             DecoderConfig.from_hf(model.config.to_dict()),
             tiny_weights(model),
-            quantization="none",
+            precision=precision("none"),
             progress=lambda done, total: seen.append((done, total)),
         )
         assert seen == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]  # four layers and the head
@@ -143,7 +146,9 @@ class TestHeadAndLimits:
         model = reference_model("qwen2")
         stored = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
         model.load_state_dict({name: tensor.float() for name, tensor in stored.items()})
-        decoder = Decoder(DecoderConfig.from_hf(model.config.to_dict()), DictWeights(stored), quantization="none")
+        decoder = Decoder(
+            DecoderConfig.from_hf(model.config.to_dict()), DictWeights(stored), precision=precision("none")
+        )
         ids = random_ids(20)
         with torch.no_grad():
             wanted = model(torch.tensor([ids])).logits[0]

@@ -11,6 +11,8 @@ import transformers
 from outpace.kv.cache import KvCache
 from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
+from outpace.models.precision import Precision
+from outpace.models.stored import QuantizedBlocks
 from outpace.types import Pack, Segment
 
 SIZES: dict[str, Any] = {
@@ -63,6 +65,16 @@ class DictWeights:
     def get(self, name: str) -> torch.Tensor:
         return self._tensors[name]
 
+    def blocks(self, name: str) -> QuantizedBlocks | None:
+        assert name in self._tensors
+        return None
+
+
+def precision(name: str) -> Precision:
+    """A precision by a test's word for it: "int8" of the native kernels, "torch int8" of torch's."""
+    kernels, _, quantization = name.rpartition(" ")
+    return Precision(quantization, kernels=kernels or "native")
+
 
 def reference_model(variant: str, **changes: Any) -> Any:
     """transformers' own model, random weights with every bias and norm away from its initial value."""
@@ -84,7 +96,9 @@ def tiny_weights(model: Any) -> DictWeights:
 
 def tiny_decoder(variant: str, quantization: str = "none", **changes: Any) -> Decoder:
     model = reference_model(variant, **changes)
-    return Decoder(DecoderConfig.from_hf(model.config.to_dict()), tiny_weights(model), quantization=quantization)
+    return Decoder(
+        DecoderConfig.from_hf(model.config.to_dict()), tiny_weights(model), precision=precision(quantization)
+    )
 
 
 def lanes(decoder: Decoder, count: int, rows: int) -> KvCache:

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from outpace.errors import CheckpointError, InvalidParameter, ModelNotFound
-from outpace.kv.attention import AttentionPlan
 from outpace.kv.cache import KvCache
-from outpace.models.blocks import Block, RmsNorm, WeightSource
 from outpace.models.checkpoint import Checkpoint, read_json
 from outpace.models.config import DecoderConfig, expected_tensors
 from outpace.models.decoder import Decoder
+from outpace.models.stack import load_layers
+from outpace.models.weights import WeightSource
 from outpace.types import Segment
 
 __all__ = ["ADAPTER_TYPE", "AdapterFiles", "BlockAdapter", "adapter_tensors", "open_adapter"]
@@ -48,8 +48,9 @@ class BlockAdapter:
         config = model.config
         self.exit_layer = exit_layer
         self._model = model
-        self._block = Block(config, weights, "block.", model.quantization)
-        self._norm = RmsNorm(weights.get("norm.weight"), config.rms_norm_eps)
+        one = replace(config, num_layers=1, windows=(None,))
+        self._layers = load_layers(one, weights, ["block."], model.precision, _do_nothing)
+        self._head = model.head.with_norm(weights.get("norm.weight"))
         self.cache = KvCache(
             num_layers=1,
             num_kv_heads=config.num_kv_heads,
@@ -61,21 +62,23 @@ class BlockAdapter:
 
     @property
     def weight_bytes(self) -> int:
-        return self._block.weight_bytes + self._norm.weight_bytes
+        return self._layers.weight_bytes + 4 * self._model.hidden_size
 
     @torch.inference_mode()
     def logits(
         self, hidden: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment], wanted: torch.Tensor
     ) -> torch.Tensor:
         """[R, H] states at the exit -> [N, V] float32 logits of the `wanted` [N] rows; writes rows to its cache."""
-        config = self._model.config
-        plan = AttentionPlan(
-            segments, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim
-        )
-        hidden = self._block(hidden, self._model.rope.at(positions), plan, self.cache, 0, wanted)
+        rope = self._model.rope.at(positions)
+        hidden = self._layers.run(hidden, rope, segments, 0, 1, self.cache, {}, wanted)
         if not len(hidden):
             return torch.empty(0, self._model.vocab_size)
-        return self._model.head(self._norm(hidden))
+        logits: torch.Tensor = self._head.logits(hidden)
+        return logits
+
+
+def _do_nothing() -> None:
+    """One layer needs no progress."""
 
 
 def adapter_tensors(target: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -10,8 +10,7 @@ does not split between threads, in views whose rows are not merged into one run 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -21,24 +20,12 @@ from outpace.kv.cache import KvCache
 from outpace.models.config import DecoderConfig
 from outpace.models.linear import pack_linear
 from outpace.models.rope import interleaved
+from outpace.models.weights import WeightSource
 
-__all__ = ["Block", "RmsNorm", "WeightSource"]
+__all__ = ["Block", "RmsNorm"]
 
 _PARALLEL_GRAIN = 32768
 """Elements from which torch splits an elementwise kernel between threads (`at::internal::GRAIN_SIZE`)."""
-
-
-class WeightSource(Protocol):
-    """Named tensors of a checkpoint, in transformers' names."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor there is, without reading it."""
-        ...
-
-    def get(self, name: str) -> torch.Tensor:
-        """One tensor, in the float type it is stored in. KeyError if there is none of that name."""
-        ...
 
 
 class RmsNorm:

@@ -105,6 +105,11 @@ class Checkpoint:
         return {name: stored.dtype for name, stored in self._tensors.items()}
 
     @property
+    def kinds(self) -> dict[str, str]:
+        """GGML's name of the block format of every tensor that is stored as blocks, by name."""
+        return {name: stored.kind for name, stored in self._tensors.items() if stored.kind is not None}
+
+    @property
     def num_bytes(self) -> int:
         """Size of all tensors as stored."""
         return sum(stored.num_bytes for stored in self._tensors.values())

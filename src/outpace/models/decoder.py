@@ -7,21 +7,24 @@ block, in a prefill chunk, beside other requests. `probe.probe_rows` checks this
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from enum import Enum
 
 import torch
 
 from outpace.errors import CheckpointError, InvalidParameter
-from outpace.kv.attention import AttentionPlan
 from outpace.kv.cache import KvCache
-from outpace.models.blocks import Block, RmsNorm, WeightSource
 from outpace.models.config import DecoderConfig
-from outpace.models.linear import pack_linear
+from outpace.models.native.library import why_unavailable
+from outpace.models.precision import Precision
 from outpace.models.rope import RopeTable
+from outpace.models.stack import load_stack
+from outpace.models.torch_layers import TorchLayers
+from outpace.models.weights import WeightSource
 from outpace.types import ForwardResult, Pack, Segment
 
-__all__ = ["Decoder", "RowPath", "WeightSource"]
+__all__ = ["Decoder", "RowPath"]
 
 
 class RowPath(Enum):
@@ -40,7 +43,7 @@ class Decoder:
     Args:
         config: its shape.
         weights: its tensors; none is kept but the embedding.
-        quantization: linear layers in "int8" or "none" (fp32).
+        precision: of the weights; None is fp32 on the native kernels where they run, else on torch's.
         vocab_size: ids the tokenizer knows; the head is cut to it, so that padded ids do not exist. None, or more
             than the checkpoint has, keeps the checkpoint's.
         max_model_len: longest prompt plus output wanted; None is the model's own.
@@ -56,7 +59,7 @@ class Decoder:
         config: DecoderConfig,
         weights: WeightSource,
         *,
-        quantization: str = "none",
+        precision: Precision | None = None,
         vocab_size: int | None = None,
         max_model_len: int | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -66,46 +69,39 @@ class Decoder:
                 f"max_model_len={max_model_len} is not possible: the model has {config.max_positions} positions"
             )
         self.config = config
-        self.quantization = quantization
+        self.precision = precision or Precision(kernels="native" if why_unavailable() is None else "torch")
         self.row_path = RowPath.BLOCKS
         self.hidden_size = config.hidden_size
         self.num_layers = config.num_layers
         self.vocab_size = min(vocab_size or config.vocab_size, config.vocab_size)
         self.max_model_len = max_model_len or config.max_positions
         self.rope = RopeTable(config.rope, config.head_dim)
+        done = itertools.count(1)
+
+        def part_done() -> None:
+            if progress is not None:
+                progress(next(done), self.num_layers + 1)
+
         try:
-            self.blocks = self._load_blocks(weights, progress)
-            self._embedding = weights.get("model.embed_tokens.weight")
-            self.final_norm = RmsNorm(weights.get("model.norm.weight"), config.rms_norm_eps)
-            head = self._embedding if config.tie_word_embeddings else weights.get("lm_head.weight")
+            parts = load_stack(config, weights, self.vocab_size, self.precision, part_done)
         except KeyError as error:
             raise CheckpointError(f"the checkpoint has no tensor {error.args[0]!r}") from error
-        self.head = pack_linear(head[: self.vocab_size], None, quantization)
-        if progress is not None:
-            progress(self.num_layers + 1, self.num_layers + 1)
-
-    def _load_blocks(self, weights: WeightSource, progress: Callable[[int, int], None] | None) -> list[Block]:
-        blocks = []
-        for layer in range(self.num_layers):
-            blocks.append(Block(self.config, weights, f"model.layers.{layer}.", self.quantization))
-            if progress is not None:
-                progress(layer + 1, self.num_layers + 1)
-        return blocks
+        self.layers, self.head, self._embedding = parts.layers, parts.head, parts.embedding
 
     @property
     def weight_bytes(self) -> int:
         """Memory held by weights, in bytes."""
-        parts = sum(block.weight_bytes for block in self.blocks) + self.final_norm.weight_bytes
-        return parts + self.head.weight_bytes + self._embedding.nbytes
+        return self.bytes_per_token + self._embedding.weight_bytes
 
     @property
     def bytes_per_token(self) -> int:
         """Weights read to compute one row: all but the embedding, of which a row is read."""
-        return self.weight_bytes - self._embedding.nbytes
+        return self.layers.weight_bytes + self.head.weight_bytes
 
     def describe(self) -> str:
         """Precision of the linear layers, for people."""
-        return self.head.describe()
+        layers, head = self.layers.describe(), self.head.describe()
+        return layers if head in layers else f"{layers}, head in {head}"
 
     def new_cache(self, num_lanes: int, capacity: int, max_rows: int) -> KvCache:
         """An empty cache of this model's shape.
@@ -145,7 +141,7 @@ class Decoder:
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """[R] int64 -> [R, H] float32, the states entering layer 0."""
-        return self._embedding.index_select(0, ids).float()
+        return self._embedding.rows(ids)
 
     @torch.inference_mode()
     def run_layers(
@@ -180,8 +176,8 @@ class Decoder:
         if not len(hidden):
             return torch.empty(0, self.vocab_size)
         if self.row_path is RowPath.SINGLE_ROWS:
-            return torch.cat([self.head(self.final_norm(row)) for row in torch.split(hidden, 1)])
-        return self.head(self.final_norm(hidden))
+            return torch.cat([self.head.logits(row) for row in torch.split(hidden, 1)])
+        return self.head.logits(hidden)
 
     def _enter(self, pack: Pack, begin: int, cache: KvCache, aux: dict[int, torch.Tensor]) -> torch.Tensor:
         """States of all rows entering layer `begin`: computed for those without a kept state, then joined."""
@@ -214,16 +210,12 @@ class Decoder:
         if self.row_path is RowPath.SINGLE_ROWS and len(hidden) > 1:
             hidden = self._run_singly(hidden, positions, segments, begin, end, cache, aux)
             return hidden if keep is None else hidden[keep]
-        rope = self.rope.at(positions)
-        plans = self._plans(segments, begin, end)
-        for layer in range(begin, end):
-            if layer in aux:
-                aux[layer] = hidden
-            rows = keep if layer == end - 1 else None
-            hidden = self.blocks[layer](hidden, rope, plans[self.config.windows[layer]], cache, layer, rows)
-        if end in aux:
-            aux[end] = hidden
-        return hidden if keep is None or begin < end else hidden[keep]
+        if begin == end:
+            aux.update({layer: hidden for layer in aux if layer == end})
+            return hidden if keep is None else hidden[keep]
+        if isinstance(self.layers, TorchLayers):
+            self.layers.row_by_row = self.row_path is RowPath.ROW_ATTENTION
+        return self.layers.run(hidden, self.rope.at(positions), segments, begin, end, cache, aux, keep)
 
     def _run_singly(
         self,
@@ -248,20 +240,6 @@ class Decoder:
                     found[layer].append(state)
         aux.update({layer: torch.cat(states) for layer, states in found.items()})
         return torch.cat(results)
-
-    def _plans(self, segments: Sequence[Segment], begin: int, end: int) -> dict[int | None, AttentionPlan]:
-        """One plan for each window the layers use."""
-        return {
-            window: AttentionPlan(
-                segments,
-                num_heads=self.config.num_heads,
-                num_kv_heads=self.config.num_kv_heads,
-                head_dim=self.config.head_dim,
-                sliding_window=window,
-                row_by_row=self.row_path is RowPath.ROW_ATTENTION,
-            )
-            for window in set(self.config.windows[begin:end])
-        }
 
 
 def _without_kept(segments: Sequence[Segment], kept: list[int]) -> tuple[list[int], tuple[Segment, ...]]:

@@ -73,7 +73,7 @@ class LoadedFiles:
             shape: as from `checked_shape`.
         """
         counts = {name: prod(size) for name, size in expected_tensors(shape).items()}
-        if _HEAD in counts and _is_copy(self.checkpoint.get(_HEAD), self.checkpoint.get(_EMBEDDING)):
+        if _HEAD in counts and _is_copy(self.checkpoint):
             del counts[_HEAD]
         return sum(counts.values())
 
@@ -139,10 +139,20 @@ def load_files(
     return LoadedFiles(found.label, folder, config, generation_config, tokenizer, checkpoint, eos_ids)
 
 
-def _is_copy(head: torch.Tensor, embedding: torch.Tensor) -> bool:
-    """Whether two matrices of one shape are the same but for quantisation: independent rows are near orthogonal."""
-    rows = torch.arange(0, len(head), max(1, len(head) // _SAMPLED_ROWS))
-    return bool(F.cosine_similarity(head[rows].float(), embedding[rows].float()).median() > _SAME_DIRECTION)
+def _is_copy(checkpoint: Checkpoint) -> bool:
+    """Whether head and embedding are the same but for quantisation: independent rows are near orthogonal."""
+    head, embedding = (_sample_rows(checkpoint, name) for name in (_HEAD, _EMBEDDING))
+    return bool(F.cosine_similarity(head, embedding).median() > _SAME_DIRECTION)
+
+
+def _sample_rows(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """Some rows of a matrix, spread over it, in float32; no others are read."""
+    blocks = checkpoint.blocks(name)
+    count = checkpoint.shapes[name][0]
+    rows = torch.arange(0, count, max(1, count // _SAMPLED_ROWS))
+    if blocks is None:
+        return checkpoint.get(name)[rows].float()
+    return torch.cat([blocks.dequantize(row, row + 1) for row in rows.tolist()])
 
 
 def _say_nothing(message: str) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
-from outpace.errors import InvalidParameter, OutOfMemory
+from outpace.errors import OutOfMemory
 from outpace.models.checkpoint import Checkpoint
 from outpace.models.files import format_bytes
+from outpace.models.native.matrix import format_of, packed_bytes, source_of
+from outpace.models.precision import Precision
 
 __all__ = ["RESERVE_BYTES", "available_bytes", "estimate_bytes", "require_fit"]
 
 RESERVE_BYTES = 256 << 20
 """Left free for activations, the interpreter and everybody else."""
 
-_LINEAR_BYTES = {"int8": 1, "none": 4}
+_TORCH_BYTES = {"int8": 1, "none": 4}
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 
@@ -31,35 +34,34 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return min((count for count in found if count is not None), default=None)
 
 
-def estimate_bytes(checkpoint: Checkpoint, quantization: str) -> int:
+def estimate_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
     """Most memory that loading a checkpoint takes, from its header alone.
 
-    Linear layers are packed at 1 byte a weight in int8, else 4; the output head is one of them, also where it is
-    tied to the embedding. The embedding stays as stored, vectors are float32. While a layer is packed it exists a
-    second time in float32, which counts once, for the largest.
+    Linear layers are packed, the output head among them, also where it is tied to the embedding. The embedding stays as
+    stored, vectors are float32. While torch's kernels pack a layer it exists a second time in float32, which counts
+    once, for the largest; the native ones pack from the file.
 
     Args:
         checkpoint: the weights.
-        quantization: int8, or none for fp32.
-
-    Raises:
-        InvalidParameter: another quantization.
+        precision: what they are packed to.
     """
-    if quantization not in _LINEAR_BYTES:
-        raise InvalidParameter(f"quantization={quantization!r} has no size; possible: {', '.join(_LINEAR_BYTES)}")
-    shapes, dtypes = checkpoint.shapes, checkpoint.dtypes
+    shapes, dtypes, kinds = checkpoint.shapes, checkpoint.dtypes, checkpoint.kinds
+    native = precision.kernels == "native"
     kept = largest = 0
     for name, shape in shapes.items():
-        count = 1
-        for size in shape:
-            count *= size
         if len(shape) < 2:
-            kept += 4 * count
+            kept += 4 * prod(shape)
             continue
-        largest = max(largest, 4 * count)
-        linear = _LINEAR_BYTES[quantization] * count + 8 * shape[0]
+        outputs, inputs = shape[0], prod(shape[1:])
+        head = name == _HEAD or (name == _EMBEDDING and _HEAD not in shapes)
+        if native:
+            source = source_of(kinds.get(name), dtypes[name])
+            linear = packed_bytes(format_of(precision, source, head=head), outputs, inputs)
+        else:
+            linear = _TORCH_BYTES[precision.quantization] * outputs * inputs + 8 * outputs
+            largest = max(largest, 4 * outputs * inputs)
         if name == _EMBEDDING:
-            kept += dtypes[name].itemsize * count + (0 if _HEAD in shapes else linear)
+            kept += dtypes[name].itemsize * outputs * inputs + (linear if head else 0)
         else:
             kept += linear
     return kept + largest

@@ -1,0 +1,190 @@
+"""Matrices of a checkpoint, packed into the panels of the native kernels or read row by row."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outpace.errors import OutOfMemory, UnsupportedModel
+from outpace.models.native.library import library
+from outpace.models.native.structures import Format, MatrixStruct, PackingStruct, Source
+from outpace.models.precision import Precision
+from outpace.models.weights import WeightSource
+
+__all__ = ["PackedMatrices", "Stored", "bits_of", "format_of", "packed_bytes", "source_of"]
+
+PANEL, GROUP = 8, 32
+_GROUP_BYTES = {Format.F32: 128, Format.BF16: 64, Format.F16: 64, Format.Q8: 34, Format.Q4: 20}
+"""Bytes of a group of inputs of one output, scales included; see matrix.c."""
+_HUGE_PAGE = 2 << 20
+
+_BLOCK_SOURCES = {
+    "Q4_0": Source.Q4_0,
+    "Q4_1": Source.Q4_1,
+    "Q5_0": Source.Q5_0,
+    "Q8_0": Source.Q8_0,
+    "Q4_K": Source.Q4_K,
+    "Q6_K": Source.Q6_K,
+}
+_FLOAT_SOURCES = {torch.float32: Source.F32, torch.float16: Source.F16, torch.bfloat16: Source.BF16}
+_FLOAT_FORMATS = {Source.F32: Format.F32, Source.F16: Format.F16, Source.BF16: Format.BF16}
+_FOUR_BITS = frozenset({Source.Q4_0, Source.Q4_1, Source.Q4_K})
+_DTYPES = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Format.BF16}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A matrix where it is stored, in one of the ways that pack.c reads.
+
+    Args:
+        source: how a row is stored.
+        data: [outputs, ...] of bytes or floats; rows follow each other.
+        outputs: rows.
+        inputs: weights a row.
+    """
+
+    source: int
+    data: torch.Tensor
+    outputs: int
+    inputs: int
+
+    @classmethod
+    def find(cls, weights: WeightSource, name: str, outputs: int | None = None) -> Stored:
+        """A matrix of a checkpoint, or its first `outputs` rows. KeyError if there is none of that name."""
+        blocks = weights.blocks(name)
+        if blocks is not None and blocks.kind in _BLOCK_SOURCES:
+            return cls(
+                _BLOCK_SOURCES[blocks.kind], blocks.data.contiguous(), outputs or blocks.shape[0], blocks.shape[1]
+            )
+        tensor = weights.get(name)
+        if tensor.dtype not in _FLOAT_SOURCES:
+            tensor = tensor.float()
+        return cls(_FLOAT_SOURCES[tensor.dtype], tensor.contiguous(), outputs or len(tensor), tensor.shape[1])
+
+    @property
+    def padded(self) -> int:
+        """Inputs rounded up to whole groups."""
+        return -(-self.inputs // GROUP) * GROUP
+
+    def packing(self, format: int = Format.F32) -> PackingStruct:
+        """What pack.c is told about it."""
+        return PackingStruct(
+            source=self.source,
+            format=format,
+            outputs=self.outputs,
+            inputs=self.inputs,
+            padded=self.padded,
+            threads=torch.get_num_threads(),
+            row_bytes=self.data.stride(0) * self.data.element_size(),
+            rows=self.data.data_ptr(),
+        )
+
+    def read_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows `ids` [R] int64, each below `outputs`: [R, inputs] float32."""
+        rows = torch.empty(len(ids), self.inputs)
+        if library().read_rows(ctypes.byref(self.packing()), ctypes.c_void_p(ids.data_ptr()), len(ids), _pointer(rows)):
+            raise OutOfMemory("no memory is left to read rows of the embedding")
+        return rows
+
+
+def source_of(kind: str | None, dtype: torch.dtype) -> int:
+    """How pack.c reads a matrix stored as blocks of this kind, or (None) as floats of this type."""
+    if kind is None:
+        return _FLOAT_SOURCES.get(dtype, Source.F32)
+    return _BLOCK_SOURCES.get(kind, Source.F16)
+
+
+def format_of(precision: Precision, source: int, *, head: bool = False) -> int:
+    """The format a matrix is computed in.
+
+    Args:
+        precision: what was asked for; of the native kernels.
+        source: how the matrix is stored.
+        head: it is the output head, which four bits would hurt most.
+    """
+    if precision.quantization == "none":
+        return _DTYPES.get(precision.dtype, _FLOAT_FORMATS.get(source, Format.F32))
+    if precision.quantization == "int8":
+        return Format.Q8
+    if precision.quantization == "int4":
+        return Format.Q8 if head and source not in _FOUR_BITS else Format.Q4
+    if source in _FLOAT_FORMATS:  # "file"
+        return _FLOAT_FORMATS[source]
+    return Format.Q4 if source in _FOUR_BITS else Format.Q8
+
+
+def packed_bytes(format: int, outputs: int, inputs: int) -> int:
+    """Memory of a packed matrix, in bytes."""
+    return -(-outputs // PANEL) * PANEL * (-(-inputs // GROUP) * _GROUP_BYTES[format] + 4)
+
+
+def bits_of(format: int) -> str:
+    """A format in a few words, for people."""
+    return {
+        Format.F32: "fp32",
+        Format.F16: "fp16 weights",
+        Format.BF16: "bf16 weights",
+        Format.Q8: "8-bit weights with 16-bit activations",
+        Format.Q4: "4-bit weights with 8-bit activations",
+    }[format]
+
+
+class PackedMatrices:
+    """Some matrices packed side by side in memory of their own.
+
+    Args:
+        parts: matrices with their formats and biases ([outputs] or None); none of them is kept.
+
+    Raises:
+        OutOfMemory: the system has no memory.
+        UnsupportedModel: a matrix too large for 32-bit sizes.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Stored, int, torch.Tensor | None]]) -> None:
+        for stored, _, _ in parts:
+            _check_size(stored)
+        self.weight_bytes = sum(packed_bytes(format, stored.outputs, stored.inputs) for stored, format, _ in parts)
+        self._memory = _zeroed(self.weight_bytes)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.structs: list[MatrixStruct] = []
+        for stored, format, bias in parts:
+            packing = stored.packing(format)
+            packing.panels = at
+            if library().pack(ctypes.byref(packing)):
+                raise OutOfMemory("no memory is left to pack the weights")
+            bias_at = None
+            end = at + packed_bytes(format, stored.outputs, stored.inputs)
+            if bias is not None:
+                bias_at = end - -(-stored.outputs // PANEL) * PANEL * 4
+                values = bias.float().contiguous()
+                ctypes.memmove(bias_at, values.data_ptr(), values.nbytes)
+            self.structs.append(
+                MatrixStruct(format, stored.outputs, stored.inputs, stored.padded, panels=at, bias=bias_at)
+            )
+            at = end
+
+
+def _check_size(stored: Stored) -> None:
+    if stored.outputs * stored.padded >= 2**31:
+        raise UnsupportedModel(
+            f"a linear layer of {stored.outputs} x {stored.inputs} weights: the kernels take less than 2^31"
+        )
+
+
+def _zeroed(num_bytes: int) -> mmap.mmap:
+    """Memory of the system, all zero; in huge pages where it is large, which spares the processor address lookups."""
+    try:
+        memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise OutOfMemory(f"the system has no {num_bytes / 1e6:.0f} MB for weights ({error})") from error
+    if num_bytes >= 2 * _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
