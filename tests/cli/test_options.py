@@ -10,14 +10,15 @@ from dataclasses import fields
 import pytest
 
 from outpace import __version__
-from outpace.config import EngineConfig, SpeculativeConfig, field_help
+from outpace.config import QUANTIZATIONS, EngineConfig, SpeculativeConfig, field_help
 from outpace.params import SamplingParams, SpeculationParams
 from tests.cli.stand_in import Script, StandIn
 
 
 def test_every_option_reaches_its_setting(outpace) -> None:
     result = outpace(
-        "generate", "Hi", "--model", "m", "--quantization", "none", "--max-model-len", "100", "--max-num-seqs", "3",
+        "generate", "Hi", "--model", "m", "--quantization", "none", "--dtype", "bfloat16", "--kernels", "native",
+        "--max-model-len", "100", "--max-num-seqs", "3",
         "--max-num-batched-tokens", "64", "--cache-tokens", "900", "--threads", "1", "--trust-remote-code",
         "--allow-pickle", "--speculative-model", "self:7", "--num-speculative-tokens", "4", "--temperature", "0.5",
         "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1", "--seed", "7", "--max-tokens", "3", "--stop", "a",
@@ -26,7 +27,7 @@ def test_every_option_reaches_its_setting(outpace) -> None:
     assert result.code == 0
     assert result.llm.opened == [
         (
-            EngineConfig("m", "none", 100, 3, 64, 900, 1, True, True),
+            EngineConfig("m", "none", "bfloat16", "native", 100, 3, 64, 900, 1, True, True),
             SpeculativeConfig(method="early_exit", exit_layer=7, num_speculative_tokens=4),
         )
     ]
@@ -106,8 +107,9 @@ def test_an_unknown_argument_points_to_the_help_of_its_command(outpace, argument
     assert result.err.splitlines()[0] == f"outpace: unrecognized arguments: {wrong}"
 
 
-def test_help_has_the_text_of_every_field(outpace) -> None:
-    shown = " ".join(outpace("generate", "--help").out.split())
+@pytest.mark.parametrize("command", ["generate", "chat", "demo"])
+def test_help_has_the_text_of_every_field(outpace, command: str) -> None:
+    shown = " ".join(outpace(command, "--help").out.split())
     for item in fields(EngineConfig):
         text = field_help(EngineConfig, item.name).partition("None:")[0]
         assert f"--{item.name.replace('_', '-')}" in shown
@@ -135,7 +137,9 @@ def test_help_has_the_text_of_every_field(outpace) -> None:
         (["--speculative-config", "[1]"], ["must be a JSON object"]),
         (["--speculative-config", '{"depth": 1}'], ["'depth'", "known keys"]),
         (["--speculative-config", "{}", "--speculative-model", "none"], ["not allowed with"]),
-        (["--quantization", "int3"], ["quantization='int3'", "int8"]),
+        (["--quantization", "int3"], ["quantization='int3'", "auto, file, int8, int4, none"]),
+        (["--dtype", "float64"], ["dtype='float64'", "auto, float32, float16, bfloat16"]),
+        (["--kernels", "cuda"], ["kernels='cuda'", "auto, native, torch"]),
         (["--max-model-len", "0"], ["max_model_len=0", "at least 1"]),
         (["--threads", "0"], ["threads=0", "1 to"]),
         (["--model", ""], ["model=''", "alias"]),
@@ -188,6 +192,14 @@ def test_module_is_the_command() -> None:
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "outpace: max_tokens=0 is not possible: it must be an integer, at least 1\n"
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "demo"])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_every_precision_can_be_asked_for(outpace, command: str, quantization: str) -> None:
+    result = outpace(command, "--model", "m", "--quantization", quantization, "--kernels=torch", "--print-config")
+    engine = json.loads(result.out)["engine"]
+    assert [engine[name] for name in ("quantization", "dtype", "kernels")] == [quantization, "auto", "torch"]
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "demo"])

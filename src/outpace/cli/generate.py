@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from outpace.cli.backend import Backend, has_chat_template, open_llm, print_config, stream
 from outpace.cli.options import engine_config, sampling_params, speculative_config
-from outpace.cli.progress import Progress
+from outpace.cli.progress import PromptProgress
 from outpace.cli.report import result_object, stats_lines
 from outpace.cli.streams import say, standard_input
 from outpace.errors import BadInput, InvalidPrompt
@@ -78,7 +78,7 @@ def read_prompt(argument: str | None) -> str:
 
 
 def stream_answer(chunks: Generator[StreamChunk, None, None], show: bool) -> RequestOutput:
-    """Follows a stream to its end; while the prompt is computed, a terminal sees how far it is.
+    """Follows a stream to its end; if the prompt takes long to read, standard error sees how far it is.
 
     Args:
         show: write the text to standard output as it comes, and a line break at the end.
@@ -90,12 +90,12 @@ def stream_answer(chunks: Generator[StreamChunk, None, None], show: bool) -> Req
         RuntimeError: the stream ended without a result.
     """
     output = None
-    with closing(chunks), Progress(terminal_only=True) as prefill:
+    with closing(chunks), PromptProgress() as reading:
         for chunk in chunks:
             if chunk.prefill:
-                prefill.report("reading the prompt", *chunk.prefill)
+                reading.report(*chunk.prefill)
                 continue
-            prefill.stop()
+            reading.finish()
             if show:
                 print(chunk.text, end="", flush=True)
             output = chunk.output or output
