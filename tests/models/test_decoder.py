@@ -1,4 +1,4 @@
-"""The decoder against transformers' own logits, in fp32 on tiny random checkpoints of every architecture."""
+"""The decoder against transformers' own logits, in fp32 on tiny random checkpoints of every architecture, on both kernels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder, RowPath
 from outpace.types import Segment
 from tests.models.tiny_models import (
+    PRECISIONS,
     VARIANTS,
     DictWeights,
     lanes,
@@ -33,13 +34,14 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("quantization", ["none", "torch none"])
 @pytest.mark.parametrize("variant", VARIANTS)
 class TestAgainstTransformers:
     @pytest.fixture
-    def case(self, variant):
+    def case(self, variant, quantization):
         model = reference_model(variant)
         decoder = Decoder(
-            DecoderConfig.from_hf(model.config.to_dict()), tiny_weights(model), precision=precision("none")
+            DecoderConfig.from_hf(model.config.to_dict()), tiny_weights(model), precision=precision(quantization)
         )
         ids = random_ids(LENGTH, 1), random_ids(LENGTH, 2)
         with torch.no_grad():
@@ -62,18 +64,18 @@ class TestAgainstTransformers:
             assert_close(torch.cat(found[lane]), wanted[lane])
 
     def test_hidden_states_entering_layers(self, case, variant):
-        decoder, (ids, _), _ = case
+        decoder, (ids, _), (wanted, _) = case
         with torch.no_grad():
             states = reference_model(variant)(torch.tensor([ids]), output_hidden_states=True).hidden_states
         pack = pack_of((0, 0, ids), aux_layers=(0, 1, 3, 4), logits_rows=(5,))
         result = decoder.forward(pack, lanes(decoder, 1, LENGTH))
         for layer in (0, 1, 3):
             assert_close(result.aux[layer], states[layer][0])
-        # transformers' last state has been through the final norm
-        assert_close(decoder.final_norm(result.aux[4]), states[4][0])
+        # transformers' last state has been through the final norm already
+        assert_close(decoder.logits(result.aux[4]), wanted)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", PRECISIONS)
 @pytest.mark.parametrize("variant", ["llama-biases", "qwen2-window", "qwen3"])
 class TestOnlyWantedRows:
     def test_logits_of_some_rows_are_those_of_all(self, variant, quantization):
@@ -98,11 +100,12 @@ class TestOnlyWantedRows:
 
 
 class TestHeadAndLimits:
-    def test_padded_ids_do_not_exist(self):
+    @pytest.mark.parametrize("quantization", ["none", "torch none"])
+    def test_padded_ids_do_not_exist(self, quantization):
         model = reference_model("llama-tied")
         config = DecoderConfig.from_hf(model.config.to_dict())
-        full = Decoder(config, tiny_weights(model), precision=precision("none"))
-        cut = Decoder(config, tiny_weights(model), precision=precision("none"), vocab_size=91)
+        full = Decoder(config, tiny_weights(model), precision=precision(quantization))
+        cut = Decoder(config, tiny_weights(model), precision=precision(quantization), vocab_size=91)
         pack = pack_of((0, 0, random_ids(12)))
         assert (full.vocab_size, cut.vocab_size) == (97, 91)
         wanted = full.forward(pack, lanes(full, 1, 12)).logits[:, :91]
@@ -121,33 +124,41 @@ class TestHeadAndLimits:
         with pytest.raises(InvalidParameter, match=r"max_model_len=513.*512 positions"):
             Decoder(config, tiny_weights(model), precision=precision("none"), max_model_len=513)
 
-    def test_missing_tensor_is_named(self):
+    @pytest.mark.parametrize("quantization", ["none", "torch none"])
+    def test_missing_tensor_is_named(self, quantization):
         model = reference_model("llama")
         tensors = model.state_dict()
         del tensors["model.layers.2.mlp.up_proj.weight"]
         with pytest.raises(CheckpointError, match=r"model\.layers\.2\.mlp\.up_proj\.weight"):
-            Decoder(DecoderConfig.from_hf(model.config.to_dict()), DictWeights(tensors), precision=precision("none"))
+            Decoder(DecoderConfig.from_hf(model.config.to_dict()), DictWeights(tensors), precision=precision(quantization))
 
-    def test_progress_and_weight_bytes(self):
+    @pytest.mark.parametrize("quantization", ["none", "torch none"])
+    def test_progress_and_weight_bytes(self, quantization):
         model = reference_model("llama")
         seen: list[tuple[int, int]] = []
         decoder = Decoder(
             DecoderConfig.from_hf(model.config.to_dict()),
             tiny_weights(model),
-            precision=precision("none"),
+            precision=precision(quantization),
             progress=lambda done, total: seen.append((done, total)),
         )
         assert seen == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]  # four layers and the head
-        parameters = sum(tensor.numel() for tensor in model.state_dict().values())
-        norms = 9 * 72  # each norm's weight is kept doubled
-        assert decoder.weight_bytes == 4 * (parameters + norms)
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        norms, embedding = 9 * 72, 97 * 72
+        matrices = [s for name, s in shapes.items() if len(s) == 2 and "embed" not in name]
+        if quantization == "none":  # panels of 8 outputs, whole groups of 32 inputs, a place for each bias
+            linear = sum(-(-outputs // 8) * 8 * (-(-inputs // 32) * 32 + 1) for outputs, inputs in matrices)
+            assert decoder.weight_bytes == 4 * (norms + embedding + linear)
+        else:  # each norm's weight is kept doubled
+            assert decoder.weight_bytes == 4 * (2 * norms + embedding + sum(shape.numel() for shape in matrices))
 
-    def test_half_precision_checkpoint_is_widened_exactly(self):
+    @pytest.mark.parametrize("quantization", ["none", "torch none"])
+    def test_half_precision_checkpoint_is_widened_exactly(self, quantization):
         model = reference_model("qwen2")
         stored = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
         model.load_state_dict({name: tensor.float() for name, tensor in stored.items()})
         decoder = Decoder(
-            DecoderConfig.from_hf(model.config.to_dict()), DictWeights(stored), precision=precision("none")
+            DecoderConfig.from_hf(model.config.to_dict()), DictWeights(stored), precision=precision(quantization)
         )
         ids = random_ids(20)
         with torch.no_grad():
@@ -159,7 +170,7 @@ class TestResume:
     """Rows with kept states skip the lower layers; everything else stays the same to the bit."""
 
     @pytest.mark.parametrize("path", RowPath)
-    @pytest.mark.parametrize("quantization", ["none", "int8"])
+    @pytest.mark.parametrize("quantization", PRECISIONS)
     @pytest.mark.parametrize("exit_layer", [0, 1, 2, 3, 4])
     def test_equals_the_full_forward(self, exit_layer, quantization, path):
         decoder = tiny_decoder("qwen2-window", quantization)
@@ -193,8 +204,9 @@ class TestResume:
             assert torch.equal(whole.keys(layer), split.keys(layer))
             assert torch.equal(whole.values(layer), split.values(layer))
 
-    def test_every_row_kept(self):
-        decoder = tiny_decoder("llama")
+    @pytest.mark.parametrize("quantization", PRECISIONS)
+    def test_every_row_kept(self, quantization):
+        decoder = tiny_decoder("llama", quantization)
         ids = random_ids(6)
         whole, split = lanes(decoder, 1, 8), lanes(decoder, 1, 8)
         pack = pack_of((0, 0, ids))
@@ -216,8 +228,9 @@ class TestResume:
             decoder.forward(pack, lanes(decoder, 1, 8))
 
 
-def test_run_layers_hands_out_states_on_the_way():
-    decoder = tiny_decoder("llama")
+@pytest.mark.parametrize("quantization", PRECISIONS)
+def test_run_layers_hands_out_states_on_the_way(quantization):
+    decoder = tiny_decoder("llama", quantization)
     pack = pack_of((0, 0, random_ids(6)), aux_layers=(1, 3))
     wanted = decoder.forward(pack, lanes(decoder, 1, 8)).aux
     aux = {1: torch.empty(0), 3: torch.empty(0)}

@@ -2,62 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from outpace.kv.cache import KEY_BLOCK
 from outpace.models import blocks
-from outpace.models.decoder import Decoder, RowPath
-from tests.models.tiny_models import lanes, pack_of, random_ids, tiny_decoder
+from outpace.models.decoder import RowPath
+from tests.models.rows import LENGTH, assert_same_bits, compute
+from tests.models.tiny_models import PRECISIONS, tiny_decoder
 
-LENGTH = 2 * KEY_BLOCK + 5
-IDS = random_ids(LENGTH, 1)
-NEIGHBOURS = {1: random_ids(97, 2), 2: random_ids(LENGTH, 3)}
-
-
-def cut(sizes: list[int], length: int) -> Iterator[tuple[int, int]]:
-    begin = 0
-    while begin < length:
-        for size in sizes:
-            yield begin, min(begin + size, length)
-            begin += size
-            if begin >= length:
-                return
-
-
-def compute(decoder: Decoder, sizes: list[int], length: int, *, neighbours: bool = False) -> list[torch.Tensor]:
-    """Every layer's states, the logits and all cache rows of the first `length` positions of IDS, [length, ...]."""
-    layers = tuple(range(decoder.num_layers + 1))
-    cache = lanes(decoder, 3, LENGTH)
-    rows: list[list[torch.Tensor]] = []
-    for step, (begin, end) in enumerate(cut(sizes, length)):
-        parts = [(0, begin, IDS[begin:end])]
-        if neighbours:
-            if step == 0:
-                parts.append((1, 0, NEIGHBOURS[1]))  # a prefill beside it
-            parts.insert(step % 2, (2, step, NEIGHBOURS[2][step : step + 1]))  # a request decoding one by one
-        first = sum(len(ids) for lane, _, ids in parts[: [lane for lane, _, _ in parts].index(0)])
-        result = decoder.forward(pack_of(*parts, aux_layers=layers), cache)
-        mine = slice(first, first + end - begin)
-        rows.append([result.logits[mine], *(result.aux[layer][mine] for layer in layers)])
-    joined = [torch.cat(pieces) for pieces in zip(*rows, strict=True)]
-    heads = slice(0, cache.num_kv_heads)
-    for layer in range(decoder.num_layers):
-        joined.append(cache.keys(layer)[heads, :length].transpose(0, 1))
-        joined.append(cache.values(layer)[heads, :length].transpose(0, 1))
-    return joined
-
-
-def assert_same_bits(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    assert len(found) == len(wanted) == 2 + 3 * 4
-    for one, other in zip(found, wanted, strict=True):
-        differing = (one != other).flatten(1).any(1).nonzero().flatten().tolist()
-        assert differing == []
-
-
-@pytest.mark.parametrize("quantization", ["int8", "none"])
+@pytest.mark.parametrize("quantization", PRECISIONS)
 @pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2-window", "qwen3", "mistral-window"])
 @pytest.mark.usefixtures("one_thread")
 def test_in_blocks_chunks_one_pass_and_beside_neighbours(variant, quantization):
@@ -72,7 +26,7 @@ def test_in_blocks_chunks_one_pass_and_beside_neighbours(variant, quantization):
     assert_same_bits(compute(decoder, [2, 5, 3, 8], LENGTH, neighbours=True), alone)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "none"])
+@pytest.mark.parametrize("quantization", PRECISIONS)
 def test_with_any_number_of_threads(quantization):
     decoder = tiny_decoder("llama-biases", quantization)
     before = torch.get_num_threads()
@@ -112,10 +66,13 @@ class TestElementwiseKernels:
         torch.testing.assert_close(alone, heads * angles, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("path", [RowPath.ROW_ATTENTION, RowPath.SINGLE_ROWS])
+@pytest.mark.parametrize(
+    ("path", "quantization"),
+    [(RowPath.ROW_ATTENTION, "torch none"), (RowPath.SINGLE_ROWS, "torch none"), (RowPath.SINGLE_ROWS, "none")],
+)
 @pytest.mark.usefixtures("one_thread")
-def test_slower_paths_compute_the_same_model(path):
-    decoder = tiny_decoder("qwen2-window")
+def test_slower_paths_compute_the_same_model(path, quantization):
+    decoder = tiny_decoder("qwen2-window", quantization)
     wanted = compute(decoder, [40], 40)
     decoder.row_path = path
     alone, chunked = compute(decoder, [1], 40), compute(decoder, [17], 40)

@@ -66,14 +66,21 @@ class DictWeights:
         return self._tensors[name]
 
     def blocks(self, name: str) -> QuantizedBlocks | None:
-        assert name in self._tensors
+        if name not in self._tensors:
+            raise KeyError(name)
         return None
 
 
+PRECISIONS = ("none", "int8", "int4", "torch none", "torch int8")
+"""Tests' words for the kernels and numbers that a decoder may run on."""
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
 def precision(name: str) -> Precision:
-    """A precision by a test's word for it: "int8" of the native kernels, "torch int8" of torch's."""
+    """A precision by a test's word for it: "int8" or "float16" of the native kernels, "torch int8" of torch's."""
     kernels, _, quantization = name.rpartition(" ")
-    return Precision(quantization, kernels=kernels or "native")
+    dtype = quantization if quantization in _DTYPES else "auto"
+    return Precision("none" if dtype != "auto" else quantization, dtype, kernels or "native")
 
 
 def reference_model(variant: str, **changes: Any) -> Any:
