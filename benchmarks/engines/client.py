@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -101,17 +102,13 @@ class Worker:
                 self._process.wait(timeout=10.0)
             except (WorkerFailed, subprocess.TimeoutExpired) as error:
                 self._log.write(f"did not end by itself: {error}\n")
-        try:
+        with suppress(ProcessLookupError):  # all of it has ended
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all of it has ended
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None:
-                try:
+                with suppress(BrokenPipeError):  # it can be told no more
                     stream.close()
-                except BrokenPipeError:
-                    pass  # what it was still to be told
         self._selector.close()
 
     def _ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:

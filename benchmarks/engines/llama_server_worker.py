@@ -1,6 +1,7 @@
-"""llama.cpp's own server, over HTTP on this machine. Variants: plain, ngram (ngram-simple, as it comes), draft.
+"""llama.cpp's own server, over HTTP on this machine. Variants: plain, ngram (ngram-simple), draft.
 
-Options: server, the path of its program. Standard library only.
+Options: server, the path of its program; ngram_size, to look up n-grams of that length and draft as many tokens as
+everybody. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class LlamaServerEngine:
     def __init__(self, settings: Settings) -> None:
         program = Path(settings.options["server"])
         self.notes: list[str] = []
+        self._eos_ids = settings.eos_ids
         self._url = f"http://127.0.0.1:{_free_port()}"
         libraries = {"LD_LIBRARY_PATH": f"{program.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
         environment = {**os.environ, **libraries}
@@ -59,7 +61,8 @@ class LlamaServerEngine:
         for event in self._stream("/completion", body):
             recorder.add(event.get("tokens", []))
             timings = event.get("timings", timings)
-        # The end token is not streamed. It is counted, so that time is divided by what was computed.
+            if event.get("stop_type") == "eos":  # computed, but not sent
+                recorder.add(self._eos_ids[:1])
         drafted, accepted = timings.get("draft_n"), timings.get("draft_n_accepted")
         return recorder.answer(drafted=drafted, accepted=accepted)
 
@@ -82,8 +85,13 @@ class LlamaServerEngine:
         if settings.variant == "plain":
             return plain
         if settings.variant == "ngram":
-            self.notes.append("ngram-simple with its defaults: n-grams of 12, up to 48 draft tokens")
-            return [*plain, "--spec-type", "ngram-simple"]
+            size = settings.options.get("ngram_size")
+            if size is None:
+                self.notes.append("ngram-simple with its defaults: n-grams of 12, up to 48 draft tokens")
+                return [*plain, "--spec-type", "ngram-simple"]
+            self.notes.append(f"ngram-simple with n-grams of {size}, up to {settings.draft_tokens} draft tokens")
+            own = ["--spec-ngram-simple-size-n", size, "--spec-ngram-simple-size-m", str(settings.draft_tokens)]
+            return [*plain, "--spec-type", "ngram-simple", *own]
         if settings.variant == "draft":
             assert settings.draft is not None
             draft = ["--spec-type", "draft-simple", "--model-draft", settings.draft]

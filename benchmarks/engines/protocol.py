@@ -1,9 +1,9 @@
 """What `compare.py` and a worker say to each other: JSON objects, one a line, requests on stdin, answers on stdout.
 
-    {"kind": "load", ...Settings}                          -> {"ok": true, "load_seconds", "versions", "notes", "memory"}
-    {"kind": "generate", ...Prompt}                        -> {"ok": true, ...Answer, "memory"}
-    {"kind": "score", "texts": [[id, ...]], "path": file}  -> {"ok": true, "rows"}; logits are written to `path`
-    {"kind": "close"}                                      -> {"ok": true}, and the worker ends
+    {"kind": "load", ...Settings}                  -> {"ok": true, "load_seconds", "versions", "notes", "memory"}
+    {"kind": "generate", ...Prompt}                -> {"ok": true, ...Answer, "memory"}
+    {"kind": "score", "texts": [[id]], "path": p}  -> {"ok": true, "rows"}; logits are written to the file p
+    {"kind": "close"}                              -> {"ok": true}, and the worker ends
 
 What fails is answered {"ok": false, "error": one line}; the trace goes to stderr. Standard library only: this file runs
 under every engine's own Python. What an engine's libraries print goes to stderr, never between the answers.
@@ -173,7 +173,7 @@ def serve(load: Callable[[Settings], Engine]) -> None:
                     reply = _work(engine, request)
             except Exception as error:  # an engine fails in any way it likes; the comparison lists it and goes on
                 traceback.print_exc()
-                reply = {"ok": False, "error": one_line(error), "exposed": not isinstance(error, NotExposed)}
+                reply = {"ok": False, "error": one_line(error)}
             _send(answers, reply)
     finally:
         if engine is not None:
@@ -199,7 +199,7 @@ def _work(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
 
 def _write_logits(engine: Engine, texts: Sequence[Sequence[int]], path: str) -> int:
     """Logits of all texts, one below the other, as a .npy file; a text at a time is in memory."""
-    import numpy as np  # noqa: PLC0415  (workers that only generate need none)
+    import numpy as np  # here: workers that only generate need none
 
     whole, done = None, 0
     for logits in engine.score(texts):
@@ -217,6 +217,8 @@ def _write_logits(engine: Engine, texts: Sequence[Sequence[int]], path: str) -> 
 def one_line(error: Exception) -> str:
     """An exception, its kind and the first line of what it says."""
     lines = str(error).strip().splitlines()
+    if isinstance(error, NotExposed) and lines:
+        return lines[0]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
 
 

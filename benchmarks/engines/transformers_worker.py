@@ -24,6 +24,7 @@ class TransformersEngine:
         torch.set_num_threads(settings.threads)
         self.notes = ["weights dequantised from the GGUF file"]
         self._model = _load(settings.target, settings.options["dtype"])
+        self._model.generation_config.eos_token_id = None  # said with each request
         self._passes = 0
         self._model.register_forward_pre_hook(self._count_pass)
         self._extra: dict[str, Any] = {}
@@ -53,12 +54,11 @@ class TransformersEngine:
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=prompt.max_tokens,
-            min_new_tokens=prompt.max_tokens if prompt.ignore_eos else None,
             do_sample=False,
-            eos_token_id=self._eos_ids,
             pad_token_id=self._eos_ids[0],
             streamer=_Streamer(recorder),
             **self._extra,
+            **({} if prompt.ignore_eos else {"eos_token_id": self._eos_ids}),
         )
         return recorder.answer(passes=self._passes)
 
