@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -101,5 +102,10 @@ def test_smollm2_is_complete(smollm2_files: LoadedFiles) -> None:
     assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
     assert (config.head_dim, config.vocab_size, config.rope.theta) == (64, 49_152, 100_000.0)
     assert config.tie_word_embeddings and config.rms_norm_eps == 1e-5
-    assert smollm2_files.checkpoint.num_bytes == 2 * 134_515_008
+    assert smollm2_files.checkpoint.num_weights == 134_515_008
+    # The file's own blocks: the embedding in 34 bytes for 32 weights, the linear layers in 20, norms in float16.
+    embedding, norms = 49_152 * 576, 61 * 576
+    linear = 134_515_008 - embedding - norms
+    assert Counter(smollm2_files.checkpoint.kinds.values()) == {"Q8_0": 1, "Q4_1": 7 * 30}
+    assert smollm2_files.checkpoint.num_bytes == embedding // 32 * 34 + linear // 32 * 20 + 2 * norms
     assert smollm2_files.eos_ids == {0, 2}

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from outpace.errors import InvalidParameter, OutOfMemory
+from outpace.errors import OutOfMemory
 from outpace.models import memory
 from outpace.models.checkpoint import Checkpoint
+from outpace.models.decoder import Decoder
 from outpace.models.files import format_bytes
+from outpace.models.load import load_files
 from outpace.models.memory import RESERVE_BYTES, available_bytes, estimate_bytes, require_fit
+from outpace.models.precision import Precision
+from tests.models.gguf_files import write_gguf
+from tests.models.tiny_models import precision
 
 GB = 10**9
 
@@ -71,22 +78,64 @@ def test_this_machine_tells_something() -> None:
     assert free is not None and free > 100 << 20
 
 
-def test_estimate_counts_every_tensor_once_and_the_largest_twice(tmp_path: Path) -> None:
-    tensors = {
-        "model.embed_tokens.weight": torch.zeros(100, 8, dtype=torch.float16),
-        "model.layers.0.mlp.up_proj.weight": torch.zeros(50, 8, dtype=torch.float16),
-        "model.norm.weight": torch.zeros(8, dtype=torch.float16),
-    }
-    save_file(tensors, str(tmp_path / "model.safetensors"))
-    tied = Checkpoint.open(tmp_path)
-    embedding, norm, transient = 100 * 8 * 2, 8 * 4, 100 * 8 * 4
-    scales = 8 * (100 + 50)
-    assert estimate_bytes(tied, "int8") == embedding + (800 + 400) + scales + norm + transient
-    assert estimate_bytes(tied, "none") == embedding + 4 * (800 + 400) + scales + norm + transient
-    save_file({**tensors, "lm_head.weight": torch.zeros(100, 8)}, str(tmp_path / "model.safetensors"))
-    assert estimate_bytes(Checkpoint.open(tmp_path), "int8") == estimate_bytes(tied, "int8")
-    with pytest.raises(InvalidParameter, match="quantization='auto' has no size; possible: int8, none"):
-        estimate_bytes(tied, "auto")
+TENSORS = {
+    "model.embed_tokens.weight": torch.zeros(100, 8, dtype=torch.float16),
+    "model.layers.0.mlp.up_proj.weight": torch.zeros(50, 40, dtype=torch.float16),
+    "model.norm.weight": torch.zeros(8, dtype=torch.float16),
+}
+EMBEDDING, NORM = 100 * 8 * 2, 8 * 4
+
+
+def checkpoint_of(folder: Path, tensors: dict[str, torch.Tensor]) -> Checkpoint:
+    save_file(tensors, str(folder / "model.safetensors"))
+    return Checkpoint.open(folder)
+
+
+def test_torch_counts_every_tensor_once_and_the_largest_twice(tmp_path: Path) -> None:
+    tied = checkpoint_of(tmp_path, TENSORS)
+    scales, transient = 8 * (100 + 50), 4 * 50 * 40
+    assert estimate_bytes(tied, precision("torch int8")) == EMBEDDING + (800 + 2000) + scales + NORM + transient
+    assert estimate_bytes(tied, precision("torch none")) == EMBEDDING + 4 * (800 + 2000) + scales + NORM + transient
+    untied = checkpoint_of(tmp_path, {**TENSORS, "lm_head.weight": torch.zeros(100, 8)})
+    assert estimate_bytes(untied, precision("torch int8")) == estimate_bytes(tied, precision("torch int8"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "group_bytes", "head_group_bytes"),
+    [
+        (Precision("none"), 64, 64),
+        (Precision("none", "float32"), 128, 128),
+        (Precision("none", "bfloat16"), 64, 64),
+        (Precision("int8"), 34, 34),
+        (Precision("int4"), 20, 34),
+        (Precision("file"), 64, 64),
+    ],
+    ids=lambda value: f"{value.quantization}-{value.dtype}" if isinstance(value, Precision) else "",
+)
+def test_native_counts_every_tensor_once_in_whole_panels(
+    tmp_path: Path, wanted: Precision, group_bytes: int, head_group_bytes: int
+) -> None:
+    """104 outputs of 1 group and 56 of 2, each with a place for a bias."""
+    head, layer = 104 * (head_group_bytes + 4), 56 * (2 * group_bytes + 4)
+    assert estimate_bytes(checkpoint_of(tmp_path, TENSORS), wanted) == EMBEDDING + NORM + head + layer
+
+
+@pytest.mark.parametrize("quantize", [None, *map(gguf.GGMLQuantizationType, (2, 3, 6, 8))])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("quantization", ["file", "none", "int8", "int4"])
+def test_what_is_held_after_loading_is_what_was_estimated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantize: Any, tied: bool, quantization: str
+) -> None:
+    """But for the embedding's blocks, which are counted as the floats they may become."""
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "m.gguf", quantize=quantize, tied=tied)
+    files = load_files(str(tmp_path / "m.gguf"))
+    shape = files.checked_shape()
+    decoder = Decoder(shape, files.checkpoint, precision=precision(quantization))
+    name = "model.embed_tokens.weight"
+    embedding = files.checkpoint.dtypes[name].itemsize * shape.vocab_size * shape.hidden_size
+    assert decoder.bytes_per_token == estimate_bytes(files.checkpoint, precision(quantization)) - embedding
+    assert decoder.weight_bytes - decoder.bytes_per_token <= embedding
 
 
 def test_what_does_not_fit_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
