@@ -227,6 +227,7 @@ static Inputs take_inputs(Arena *arena, int count, int width) {
     rows.words = take(arena, numbers * sizeof(int16_t));
     rows.byte_scale = take(arena, groups * sizeof(float));
     rows.byte_sum = take(arena, groups * sizeof(float));
+    rows.half_sums = take(arena, 2 * groups * sizeof(int32_t));
     rows.word_scale = take(arena, groups * sizeof(float));
     return rows;
 }

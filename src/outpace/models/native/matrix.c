@@ -11,6 +11,9 @@
  *   Q4    per group:   4 x [8 outputs x 4 inputs], inputs 4j.. in the low and 16 + 4j.. in the high halves of the bytes,
  *                     8 scales, 8 minima (F16): 5 bits a weight, weight = scale * number - minimum. Rows enter with 8
  *                     bits: 8 * 2 * 15 * 127 fits the 16-bit sums of a group.
+ *   Q6    per group:   as Q4, then 2 x 32 bytes with two more bits of each number (bits 2j of a byte belong to inputs 4j..
+ *                     of the group's first or second half), 2 x 8 scales (F16), one a half: 7 bits a weight,
+ *                     weight = scale * (number - 32). Rows enter with 8 bits; two products of pairs fit a 16-bit sum.
  *
  * Integer sums are exact; each group then adds once, in order, to a float sum of its row and output.
  */
@@ -32,6 +35,7 @@ size_t panel_bytes(int format, int padded) {
     case F16: return (size_t)padded * PANEL * 2;
     case Q8: return groups * (GROUP * PANEL + 2 * PANEL);
     case Q4: return groups * (GROUP * PANEL / 2 + 4 * PANEL);
+    case Q6: return groups * (GROUP * PANEL * 3 / 4 + 4 * PANEL);
     default: return 0;
     }
 }
@@ -131,9 +135,51 @@ INLINE void q4_tile(int tile, const uint8_t *w, const Inputs *rows, int first, _
     EACH(r, tile) sums[r] = kept[r];
 }
 
+/* Numbers 4j.. of one half of a group: four bits here, two there. `j` is a constant. */
+INLINE __m256i six_bits(__m256i low, __m256i high, int j) {
+    __m256i moved = j == 0 ? _mm256_slli_epi16(high, 4) : j == 1 ? _mm256_slli_epi16(high, 2)
+        : j == 2 ? high : _mm256_srli_epi16(high, 2);
+    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
+}
+
+INLINE void q6_tile(int tile, const uint8_t *w, const Inputs *rows, int first, __m256 *sums) {
+    const int8_t *x[TILE];
+    const float *scale[TILE];
+    const int32_t *half_sums[TILE];
+    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256 kept[TILE];
+    EACH(r, tile) {
+        x[r] = rows->bytes + (size_t)(first + r) * rows->padded;
+        scale[r] = rows->byte_scale + (size_t)(first + r) * rows->groups;
+        half_sums[r] = rows->half_sums + (size_t)(first + r) * rows->groups * 2;
+        kept[r] = _mm256_setzero_ps();
+    }
+    for (ptrdiff_t g = 0, groups = rows->groups; g < groups; g++, w += GROUP * PANEL * 3 / 4 + 4 * PANEL) {
+        EACH(h, 2) {
+            __m256i high = _mm256_loadu_si256((const __m256i *)(w + GROUP * PANEL / 2 + 32 * h)), n[4];
+            EACH(j, 4) {
+                __m256i both = _mm256_loadu_si256((const __m256i *)(w + 32 * j));
+                n[j] = six_bits(_mm256_and_si256(h ? _mm256_srli_epi16(both, 4) : both, low), high, j);
+            }
+            __m256 scales = halves(w + GROUP * PANEL * 3 / 4 + 2 * PANEL * h);
+            EACH(r, tile) {
+                const int8_t *at = x[r] + g * GROUP + GROUP / 2 * h;
+                __m256i a = _mm256_add_epi16(_mm256_maddubs_epi16(n[0], four_bytes(at)), _mm256_maddubs_epi16(n[1], four_bytes(at + 4)));
+                __m256i b = _mm256_add_epi16(_mm256_maddubs_epi16(n[2], four_bytes(at + 8)), _mm256_maddubs_epi16(n[3], four_bytes(at + 12)));
+                __m256i whole = _mm256_add_epi32(_mm256_madd_epi16(a, ones), _mm256_madd_epi16(b, ones));
+                whole = _mm256_sub_epi32(whole, _mm256_set1_epi32(half_sums[r][2 * g + h]));
+                __m256 both = _mm256_mul_ps(scales, _mm256_broadcast_ss(scale[r] + g));
+                kept[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole), both, kept[r]);
+            }
+        }
+    }
+    EACH(r, tile) sums[r] = kept[r];
+}
+
 /* `tile` is a constant at every call, so that each size becomes its own loop over registers. */
 INLINE void any_tile(int format, int tile, const uint8_t *w, const Inputs *rows, int first, __m256 *sums) {
     if (format == Q4) q4_tile(tile, w, rows, first, sums);
+    else if (format == Q6) q6_tile(tile, w, rows, first, sums);
     else if (format == Q8) q8_tile(tile, w, rows, first, sums);
     else float_tile(format, tile, w, rows, first, sums);
 }
@@ -152,9 +198,10 @@ TILES(BF16)
 TILES(F16)
 TILES(Q8)
 TILES(Q4)
+TILES(Q6)
 
 typedef void (*Tiles)(int, const uint8_t *, const Inputs *, int, __m256 *);
-static const Tiles TILES_OF[NUM_FORMATS] = {tiles_F32, tiles_BF16, tiles_F16, tiles_Q8, tiles_Q4};
+static const Tiles TILES_OF[NUM_FORMATS] = {tiles_F32, tiles_BF16, tiles_F16, tiles_Q8, tiles_Q4, tiles_Q6};
 
 static int task_panels(const Matrix *matrix) {
     int fitting = (int)(TASK_BYTES / panel_bytes(matrix->format, matrix->padded));
@@ -185,7 +232,7 @@ void product(const Matrix *matrix, const Inputs *rows, int task, float *result, 
     size_t bytes = panel_bytes(matrix->format, matrix->padded);
     int each = task_panels(matrix), panels = (matrix->outputs + PANEL - 1) / PANEL;
     int begin = task * each, end = begin + each < panels ? begin + each : panels;
-    int block = (int)(BLOCK_BYTES / ((size_t)rows->padded * (matrix->format == Q4 ? 1 : matrix->format == Q8 ? 2 : 4)));
+    int block = (int)(BLOCK_BYTES / ((size_t)rows->padded * (matrix->format >= Q4 ? 1 : matrix->format == Q8 ? 2 : 4)));
     block = block < TILE ? TILE : block / TILE * TILE;
     for (int top = 0; top < rows->count; top += block) {
         int bottom = top + block < rows->count ? top + block : rows->count;
@@ -225,6 +272,13 @@ INLINE __m256i rounded_words(const float *x, float factor) {
     return _mm256_permute4x64_epi64(words, 0xD8);
 }
 
+/* Sum of four whole numbers: exact. */
+INLINE float sum_four(__m128i numbers) {
+    __m128 s = _mm_cvtepi32_ps(numbers);
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
 /* Fills in the integer forms of groups [first, last) of a row that `formats` (bits 1 << Format) need. */
 void quantise(const Inputs *rows, int row, int first_group, int last_group, int formats) {
     const float tiny = 1e-30f; /* a group this small becomes zeros: its inverse would overflow */
@@ -241,16 +295,18 @@ void quantise(const Inputs *rows, int row, int first_group, int last_group, int 
             }
             rows->word_scale[group + g] = usable / 32767.0f;
         }
-        if (formats & 1 << Q4) {
+        if (formats & (1 << Q4 | 1 << Q6)) {
             float factor = most < tiny ? 0.0f : 127.0f / most;
             __m256i packed = _mm256_packs_epi16(rounded_words(x, factor), rounded_words(x + 16, factor));
             packed = _mm256_permute4x64_epi64(packed, 0xD8);
             _mm256_storeu_si256((__m256i *)(rows->bytes + at + (size_t)g * GROUP), packed);
             __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), packed);
             __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-            float sum = sum_lanes(_mm256_cvtepi32_ps(fours)); /* whole numbers: exact */
+            float first = sum_four(_mm256_castsi256_si128(fours)), second = sum_four(_mm256_extracti128_si256(fours, 1));
+            rows->half_sums[2 * (group + g)] = 32 * (int32_t)first;
+            rows->half_sums[2 * (group + g) + 1] = 32 * (int32_t)second;
             rows->byte_scale[group + g] = usable / 127.0f;
-            rows->byte_sum[group + g] = usable / 127.0f * sum;
+            rows->byte_sum[group + g] = usable / 127.0f * (first + second);
         }
     }
 }

@@ -18,7 +18,7 @@ from outpace.models.weights import WeightSource
 __all__ = ["PackedMatrices", "Stored", "bits_of", "format_of", "packed_bytes", "source_of"]
 
 PANEL, GROUP = 8, 32
-_GROUP_BYTES = {Format.F32: 128, Format.BF16: 64, Format.F16: 64, Format.Q8: 34, Format.Q4: 20}
+_GROUP_BYTES = {Format.F32: 128, Format.BF16: 64, Format.F16: 64, Format.Q8: 34, Format.Q4: 20, Format.Q6: 28}
 """Bytes of a group of inputs of one output, scales included; see matrix.c."""
 _HUGE_PAGE = 2 << 20
 
@@ -33,6 +33,7 @@ _BLOCK_SOURCES = {
 _FLOAT_SOURCES = {torch.float32: Source.F32, torch.float16: Source.F16, torch.bfloat16: Source.BF16}
 _FLOAT_FORMATS = {Source.F32: Format.F32, Source.F16: Format.F16, Source.BF16: Format.BF16}
 _FOUR_BITS = frozenset({Source.Q4_0, Source.Q4_1, Source.Q4_K})
+_SIX_BITS = frozenset({Source.Q5_0, Source.Q6_K})
 _DTYPES = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Format.BF16}
 
 
@@ -111,10 +112,13 @@ def format_of(precision: Precision, source: int, *, head: bool = False) -> int:
     if precision.quantization == "int8":
         return Format.Q8
     if precision.quantization == "int4":
-        return Format.Q8 if head and source not in _FOUR_BITS else Format.Q4
-    if source in _FLOAT_FORMATS:  # "file"
-        return _FLOAT_FORMATS[source]
-    return Format.Q4 if source in _FOUR_BITS else Format.Q8
+        return _as_stored(source, Format.Q8) if head else Format.Q4
+    return _as_stored(source, _FLOAT_FORMATS.get(source, Format.Q8))  # "file"
+
+
+def _as_stored(source: int, otherwise: int) -> int:
+    """The format that keeps the numbers of blocks of this kind, if there is one."""
+    return Format.Q4 if source in _FOUR_BITS else Format.Q6 if source in _SIX_BITS else otherwise
 
 
 def packed_bytes(format: int, outputs: int, inputs: int) -> int:
@@ -130,6 +134,7 @@ def bits_of(format: int) -> str:
         Format.BF16: "bf16 weights",
         Format.Q8: "8-bit weights with 16-bit activations",
         Format.Q4: "4-bit weights with 8-bit activations",
+        Format.Q6: "6-bit weights with 8-bit activations",
     }[format]
 
 

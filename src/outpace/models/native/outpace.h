@@ -15,7 +15,7 @@
 enum { PANEL = 8 };  /* outputs side by side in a packed matrix: the lanes of a vector */
 enum { GROUP = 32 }; /* inputs that share a scale */
 
-enum Format { F32, BF16, F16, Q8, Q4, NUM_FORMATS };
+enum Format { F32, BF16, F16, Q8, Q4, Q6, NUM_FORMATS };
 
 /* A matrix [outputs, inputs] in panels of PANEL outputs, each panel input by input (see matrix.c). */
 typedef struct {
@@ -28,10 +28,11 @@ typedef struct {
 typedef struct {
     int32_t count, padded, groups;
     float *values;         /* [count, padded], zero beyond the inputs */
-    int8_t *bytes;         /* [count, padded]: values / byte_scale, for Q4 */
+    int8_t *bytes;         /* [count, padded]: values / byte_scale, for Q4 and Q6 */
     int16_t *words;        /* [count, padded]: values / word_scale, for Q8 */
     float *byte_scale;     /* [count, groups] */
     float *byte_sum;       /* [count, groups]: byte_scale * sum of the bytes */
+    int32_t *half_sums;    /* [count, 2 * groups]: 32 * sum of the bytes of each half of a group, for Q6 */
     float *word_scale;     /* [count, groups] */
 } Inputs;
 

@@ -1,6 +1,6 @@
 /* Packing: rows of a checkpoint, floats or the blocks of a GGUF file, into panels (see matrix.c).
  *
- * Blocks of at most four bits keep their numbers; Q8 takes each group's largest magnitude as 127, which leaves
+ * Blocks of at most six bits keep their numbers; Q8 takes each group's largest magnitude as 127, which leaves
  * the values of Q8_0 as they are. Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
  */
 #include <math.h>
@@ -19,12 +19,26 @@ typedef struct {
     atomic_int failed;
 } Packing;
 
-/* A row taken apart: either weights, or numbers of four bits with a scale and a minimum a group. */
+/* A row taken apart: weights, and where it is stored in them numbers of four bits with a scale and a minimum a group, or
+ * of six bits with a scale every half group. */
 typedef struct {
-    float *weights;     /* [padded] */
-    uint8_t *numbers;   /* [padded] */
+    float *weights;         /* [padded] */
+    uint8_t *numbers;       /* [padded] */
     float *scale, *minimum; /* [groups] */
+    float *half_scale;      /* [2 * groups] */
 } Row;
+
+static int new_row(Row *row, int padded) {
+    int groups = padded / GROUP;
+    float *memory = calloc((size_t)padded + 4 * (size_t)groups, sizeof(float));
+    *row = (Row){memory, calloc((size_t)padded, 1), NULL, NULL, NULL};
+    if (memory) {
+        row->scale = memory + padded;
+        row->minimum = row->scale + groups;
+        row->half_scale = row->minimum + groups;
+    }
+    return memory && row->numbers;
+}
 
 static float half(const uint8_t *at) {
     uint16_t bits;
@@ -64,30 +78,27 @@ static void open_q4_k(Row *row, int block, const uint8_t *at) {
 }
 
 /* 256 weights: 128 bytes of low four bits, 64 of high two bits, 16 signed scales, a half. */
-static void open_q6_k(float *weights, const uint8_t *at) {
-    float scale = half(at + 208);
+static void open_q6_k(Row *row, int block, const uint8_t *at) {
+    const int8_t *scales = (const int8_t *)(at + 192);
+    for (int s = 0; s < 16; s++) row->half_scale[block * 16 + s] = half(at + 208) * (float)scales[s];
     for (int part = 0; part < 2; part++) {
         const uint8_t *low = at + part * 64, *high = at + 128 + part * 32;
-        const int8_t *scales = (const int8_t *)(at + 192 + part * 8);
+        uint8_t *numbers = row->numbers + block * 256 + part * 128;
         for (int i = 0; i < 32; i++) {
-            int q[4] = {
-                (low[i] & 15) | (high[i] & 3) << 4,
-                (low[i + 32] & 15) | (high[i] >> 2 & 3) << 4,
-                low[i] >> 4 | (high[i] >> 4 & 3) << 4,
-                low[i + 32] >> 4 | (high[i] >> 6 & 3) << 4,
-            };
-            for (int j = 0; j < 4; j++) {
-                weights[part * 128 + j * 32 + i] = scale * (float)scales[i / 16 + 2 * j] * (float)(q[j] - 32);
-            }
+            numbers[i] = (uint8_t)((low[i] & 15) | (high[i] & 3) << 4);
+            numbers[i + 32] = (uint8_t)((low[i + 32] & 15) | (high[i] >> 2 & 3) << 4);
+            numbers[i + 64] = (uint8_t)(low[i] >> 4 | (high[i] >> 4 & 3) << 4);
+            numbers[i + 96] = (uint8_t)(low[i + 32] >> 4 | (high[i] >> 6 & 3) << 4);
         }
     }
 }
 
-static void open_q5_0(float *weights, const uint8_t *at) {
+static void open_q5_0(Row *row, int g, const uint8_t *at) {
     uint32_t high;
     memcpy(&high, at + 2, 4);
+    row->half_scale[2 * g] = row->half_scale[2 * g + 1] = half(at);
     for (int i = 0; i < GROUP; i++) {
-        weights[i] = half(at) * (float)((nibble(at + 6, i) | (int)(high >> i & 1) << 4) - 16);
+        row->numbers[g * GROUP + i] = (uint8_t)((nibble(at + 6, i) | (int)(high >> i & 1) << 4) + 16);
     }
 }
 
@@ -102,7 +113,9 @@ static void open_floats(const Packing *p, const uint8_t *at, float *weights) {
     }
 }
 
-static int has_numbers(int source) { return source == FROM_Q4_0 || source == FROM_Q4_1 || source == FROM_Q4_K; }
+static int has_four_bits(int source) { return source == FROM_Q4_0 || source == FROM_Q4_1 || source == FROM_Q4_K; }
+
+static int has_six_bits(int source) { return source == FROM_Q5_0 || source == FROM_Q6_K; }
 
 static void open_row(const Packing *p, const uint8_t *at, Row *row) {
     int groups = p->inputs / GROUP, blocks = p->inputs / 256;
@@ -117,10 +130,10 @@ static void open_row(const Packing *p, const uint8_t *at, Row *row) {
         for (int b = 0; b < blocks; b++, at += 144) open_q4_k(row, b, at);
         break;
     case FROM_Q5_0:
-        for (int g = 0; g < groups; g++, at += 22) open_q5_0(row->weights + g * GROUP, at);
+        for (int g = 0; g < groups; g++, at += 22) open_q5_0(row, g, at);
         break;
     case FROM_Q6_K:
-        for (int b = 0; b < blocks; b++, at += 210) open_q6_k(row->weights + b * 256, at);
+        for (int b = 0; b < blocks; b++, at += 210) open_q6_k(row, b, at);
         break;
     case FROM_Q8_0:
         for (int g = 0; g < groups; g++, at += 34) {
@@ -129,10 +142,13 @@ static void open_row(const Packing *p, const uint8_t *at, Row *row) {
         break;
     default: open_floats(p, at, row->weights);
     }
-    if (has_numbers(p->source)) {
+    if (has_four_bits(p->source)) {
         for (int i = 0; i < p->inputs; i++) {
             row->weights[i] = row->scale[i / GROUP] * (float)row->numbers[i] - row->minimum[i / GROUP];
         }
+    }
+    for (int i = 0; i < p->inputs && has_six_bits(p->source); i++) {
+        row->weights[i] = row->half_scale[i / (GROUP / 2)] * (float)(row->numbers[i] - 32);
     }
 }
 
@@ -185,23 +201,38 @@ static void put_row(const Packing *p, const Row *row, uint8_t *panel, int lane) 
     }
 }
 
+/* Numbers of six bits: low halves as in Q4, then two bits each. */
+static void put_six_bits(const Packing *p, const Row *row, uint8_t *panel, int lane) {
+    for (int g = 0; g < p->padded / GROUP; g++, panel += GROUP * PANEL * 3 / 4 + 4 * PANEL) {
+        const uint8_t *numbers = row->numbers + g * GROUP;
+        for (int i = 0; i < GROUP / 2; i++) {
+            int low = numbers[i], high = numbers[i + GROUP / 2], at = lane * 4 + i % 4;
+            panel[i / 4 * 32 + at] = (uint8_t)((low & 15) | (high & 15) << 4);
+            panel[GROUP * PANEL / 2 + at] |= (uint8_t)(low >> 4 << 2 * (i / 4));
+            panel[GROUP * PANEL / 2 + 32 + at] |= (uint8_t)(high >> 4 << 2 * (i / 4));
+        }
+        for (int h = 0; h < 2; h++) {
+            put_half(panel + GROUP * PANEL * 3 / 4 + 2 * PANEL * h + 2 * lane, row->half_scale[2 * g + h]);
+        }
+    }
+}
+
 static void pack_member(void *data, Member *member) {
     Packing *p = data;
-    size_t padded = p->padded, groups = padded / GROUP;
-    float *memory = calloc(padded + 2 * groups, sizeof(float));
-    uint8_t *numbers = calloc(padded, 1);
-    if (!memory || !numbers) atomic_store(&p->failed, 1);
-    Row row = {memory, numbers, memory + padded, memory + padded + groups};
+    int padded = p->padded, groups = padded / GROUP;
+    Row row;
+    if (!new_row(&row, padded)) atomic_store(&p->failed, 1);
     for (int panel; (panel = next_task(member)) < (p->outputs + PANEL - 1) / PANEL && !atomic_load(&p->failed);) {
         uint8_t *at = p->panels + panel_bytes(p->format, p->padded) * (size_t)panel;
         for (int lane = 0; lane < PANEL && panel * PANEL + lane < p->outputs; lane++) {
             open_row(p, p->rows + p->row_bytes * (size_t)(panel * PANEL + lane), &row);
-            for (int g = 0; g < (int)groups && p->format == Q4 && !has_numbers(p->source); g++) number_group(&row, g);
-            put_row(p, &row, at, lane);
+            for (int g = 0; g < groups && p->format == Q4 && !has_four_bits(p->source); g++) number_group(&row, g);
+            if (p->format == Q6) put_six_bits(p, &row, at, lane);
+            else put_row(p, &row, at, lane);
         }
     }
-    free(memory);
-    free(numbers);
+    free(row.weights);
+    free(row.numbers);
 }
 
 /* Packs a matrix into memory that is all zero. 0, or -1 if there is no memory. */
@@ -212,16 +243,13 @@ int pack(Packing *packing) {
 
 /* Rows `ids` [count] of a matrix as floats: out [count, inputs]. 0, or -1 if there is no memory. */
 int read_rows(const Packing *p, const int64_t *ids, int count, float *out) {
-    size_t groups = (size_t)p->padded / GROUP;
-    float *memory = calloc((size_t)p->padded + 2 * groups, sizeof(float));
-    uint8_t *numbers = calloc((size_t)p->padded, 1);
-    Row row = {memory, numbers, memory + p->padded, memory + p->padded + groups};
-    for (int i = 0; i < count && memory && numbers; i++) {
+    Row row;
+    int done = new_row(&row, p->padded);
+    for (int i = 0; i < count && done; i++) {
         open_row(p, p->rows + p->row_bytes * (size_t)ids[i], &row);
         memcpy(out + (size_t)i * p->inputs, row.weights, (size_t)p->inputs * sizeof(float));
     }
-    int done = memory && numbers;
-    free(memory);
-    free(numbers);
+    free(row.weights);
+    free(row.numbers);
     return done ? 0 : -1;
 }

@@ -21,7 +21,7 @@ __all__ = [
 class Format:
     """`enum Format` of outpace.h."""
 
-    F32, BF16, F16, Q8, Q4 = range(5)
+    F32, BF16, F16, Q8, Q4, Q6 = range(6)
 
 
 class Source:
@@ -51,6 +51,7 @@ class InputsStruct(ctypes.Structure):
         ("words", c_void_p),
         ("byte_scale", c_void_p),
         ("byte_sum", c_void_p),
+        ("half_sums", c_void_p),
         ("word_scale", c_void_p),
     ]
 
