@@ -30,7 +30,7 @@ from outpace.models.files import format_bytes
 from outpace.models.load import LoadedFiles, available_bytes, estimate_bytes, load_files, require_fit
 from outpace.models.precision import Precision
 from outpace.models.probe import ProbeReport, probe_rows, same_bits
-from outpace.models.selection import select_precision
+from outpace.models.selection import precision_notes, select_precision
 from outpace.models.threads import ThreadGovernor, usable_cores
 from outpace.models.tokenizer import Detokenizer, Tokenizer, check_same_vocabulary
 from outpace.params import SamplingDefaults
@@ -122,6 +122,8 @@ class _Source:
         )
         shape = files.checked_shape()
         precision = select_precision(config, files.checkpoint)
+        for note in precision_notes(files.label, files.checkpoint, precision):
+            notify(note)
         return cls(files, shape, precision, estimate_bytes(files.checkpoint, precision))
 
     def cache_bytes(self, config: EngineConfig) -> int:
@@ -294,6 +296,8 @@ def _plan_ngram(item: SpeculativeConfig, target: _Source, config: EngineConfig, 
 
 def _plan_draft_model(item: SpeculativeConfig, target: _Source, config: EngineConfig, notify: Notify) -> _Maker:
     assert item.model is not None
+    if item.quantization is not None:
+        config = replace(config, quantization=item.quantization, dtype="auto")
     source = _Source.open(item.model, config, notify)
     check_same_vocabulary(target.files.tokenizer, source.files.tokenizer)
     require_fit(

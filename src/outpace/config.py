@@ -23,7 +23,12 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 KERNELS = ("auto", "native", "torch")
 MAX_LOOKUP = 32
 """Longest n-gram that prompt lookup compares."""
-_BELONGS_TO = {"model": "draft_model", "exit_layer": "early_exit", "adapter": "early_exit"}
+_BELONGS_TO = {
+    "model": "draft_model",
+    "quantization": "draft_model",
+    "exit_layer": "early_exit",
+    "adapter": "early_exit",
+}
 
 
 def _option(default: Any, help_text: str) -> Any:
@@ -41,6 +46,9 @@ class SpeculativeConfig:
     prompt_lookup_min: int | None = _option(
         None, "shortest n-gram looked up, in tokens; None: 2, or the longest if that is shorter (method ngram)"
     )
+    quantization: str | None = _option(
+        None, "of the draft model, as the target's option of that name; None: as the target (method draft_model)"
+    )
     exit_layer: int | None = _option(
         None, "layers the early-exit drafter runs (method early_exit); None probes for one"
     )
@@ -57,6 +65,10 @@ class SpeculativeConfig:
         put("prompt_lookup_min", _count("prompt_lookup_min", shortest, self.prompt_lookup_max))
         if self.exit_layer is not None:
             put("exit_layer", _count("exit_layer", self.exit_layer))
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise InvalidParameter(
+                f"quantization={self.quantization!r} is not known; possible: {', '.join(QUANTIZATIONS)}"
+            )
         for name in ("model", "adapter"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):

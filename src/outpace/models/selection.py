@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from outpace.config import EngineConfig
 from outpace.errors import InvalidParameter
 from outpace.models.checkpoint import Checkpoint
+from outpace.models.files import format_bytes
 from outpace.models.linear import has_int8
+from outpace.models.memory import estimate_bytes
 from outpace.models.native.library import why_unavailable
 from outpace.models.precision import Precision
 
-__all__ = ["select_precision"]
+__all__ = ["precision_notes", "select_precision"]
 
 
 def select_precision(config: EngineConfig, checkpoint: Checkpoint) -> Precision:
@@ -34,3 +38,18 @@ def select_precision(config: EngineConfig, checkpoint: Checkpoint) -> Precision:
         else:
             quantization = "file" if checkpoint.kinds else "int8"
     return Precision(quantization, config.dtype, kernels)
+
+
+def precision_notes(label: str, checkpoint: Checkpoint, precision: Precision) -> Iterator[str]:
+    """What a user should know about the numbers and kernels that were chosen for a model, in sentences."""
+    if precision.kernels == "torch":
+        reason = why_unavailable() or "kernels='torch' was asked for"
+        yield (
+            f"{label} runs on torch's own kernels ({reason}): a step of several tokens costs several steps of one, "
+            "so speculation may not pay"
+        )
+    elif precision.quantization in ("int8", "none") and checkpoint.kinds:
+        used, stored = (
+            format_bytes(estimate_bytes(checkpoint, item)) for item in (precision, Precision("file", "auto", "native"))
+        )
+        yield f"{label} takes {used} in this precision; quantization='file', its blocks as stored, takes {stored}"
