@@ -86,7 +86,7 @@ INLINE void q8_tile(int tile, const uint8_t *w, const Inputs *rows, int first, _
     for (ptrdiff_t g = 0, groups = rows->groups; g < groups; g++, w += GROUP * PANEL + 2 * PANEL) {
         __m256i whole[TILE];
         EACH(r, tile) whole[r] = _mm256_setzero_si256();
-        for (ptrdiff_t j = 0; j < GROUP / 2; j++) {
+        _Pragma("GCC unroll 4") for (ptrdiff_t j = 0; j < GROUP / 2; j++) {
             __m256i weights = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + 16 * j)));
             EACH(r, tile) {
                 __m256i pair = four_bytes(x[r] + g * GROUP + 2 * j);
