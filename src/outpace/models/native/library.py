@@ -1,6 +1,6 @@
 """The native kernels: C files beside this one, compiled once for the processor at hand and kept in the cache folder.
 
-Any C compiler will do (`$CC`, cc, gcc, clang, or `pip install ziglang`, which brings one). Without a compiler, or on
+Any C compiler will do (`$CC`, cc, gcc, clang, or `pip install outpace[compiler]`, which brings one). Without a compiler, or on
 a processor without AVX2, the decoder runs on torch's own kernels, which are slower; `library` says why.
 """
 
@@ -57,7 +57,7 @@ def library() -> ctypes.CDLL:
         return loaded
     if reasons:
         raise NativeUnavailable("the kernels do not compile here (" + "; ".join(reasons) + ")")
-    raise NativeUnavailable("there is no C compiler: install gcc or clang, or `pip install ziglang`")
+    raise NativeUnavailable("there is no C compiler: install gcc or clang, or `pip install outpace[compiler]`")
 
 
 @functools.cache
