@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,15 @@ def outpace(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """Runs the command line on a stand-in engine: outpace("generate", "Hi", script=Script(...))."""
 
     def call(
-        *arguments: str, script: Script | None = None, llm: StandIn | None = None, models: tuple[str, ...] = ()
+        *arguments: str,
+        script: Script | None = None,
+        llm: StandIn | None = None,
+        models: tuple[str, ...] = (),
+        examine: Callable[..., Any] | None = None,
     ) -> Result:
         stand_in = llm or StandIn(script or Script())
-        code = main(arguments, Backend(llm=stand_in, local_models=lambda: models))
+        backend = Backend(llm=stand_in, local_models=lambda: models)
+        code = main(arguments, backend if examine is None else replace(backend, examine=examine))
         captured = capsys.readouterr()
         return Result(code, captured.out, captured.err, stand_in)
 

@@ -16,6 +16,7 @@ from outpace.config import EngineConfig
 from outpace.params import SamplingParams, SpeculationParams
 
 if TYPE_CHECKING:
+    from outpace.doctor.report import Examination
     from outpace.engine.outputs import StreamChunk
     from outpace.llm import LLM
 
@@ -31,6 +32,11 @@ def _local_models() -> Sequence[str]:
     return [str(model) for model in import_module("outpace.models.resolve").find_local_models()]
 
 
+def _examine(*args: Any, **options: Any) -> Examination:
+    found: Examination = import_module("outpace.doctor.examine").examine(*args, **options)
+    return found
+
+
 @dataclass(frozen=True)
 class Backend:
     """What commands need from the rest of outpace.
@@ -38,10 +44,12 @@ class Backend:
     Args:
         llm: makes an engine front; called as `LLM` is.
         local_models: what `--model` takes for each model on this machine, smallest first.
+        examine: looks at this machine; called as `doctor.examine.examine` is.
     """
 
     llm: Callable[..., LLM] = _real_llm
     local_models: Callable[[], Sequence[str]] = _local_models
+    examine: Callable[..., Examination] = _examine
 
 
 def open_llm(backend: Backend, arguments: argparse.Namespace, config: EngineConfig | None = None) -> LLM:

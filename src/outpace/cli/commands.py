@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import outpace
-from outpace.cli import chat, demo, generate
+from outpace.cli import chat, demo, doctor, generate
 from outpace.cli.backend import Backend
-from outpace.cli.options import Parser, add_engine_options, add_output_options, add_sampling_options
+from outpace.cli.options import (
+    Parser,
+    add_engine_options,
+    add_output_options,
+    add_sampling_options,
+    add_speculation_options,
+)
 
 __all__ = ["run_command"]
 
@@ -44,18 +50,27 @@ def _parser() -> Parser:
     command = _command(commands, "generate", "answer one prompt", generate.run)
     generate.add_arguments(command)
     add_engine_options(command)
+    add_speculation_options(command)
     add_sampling_options(command, _MODEL_DEFAULTS)
     add_output_options(command, "print one JSON object (text, token_ids, finish_reason, stats) and nothing else")
 
     command = _command(commands, "chat", "talk with a model", chat.run)
     add_engine_options(command)
+    add_speculation_options(command)
     add_sampling_options(command, _MODEL_DEFAULTS)
     add_output_options(command, "print one JSON object a turn")
 
     command = _command(commands, "demo", "see plain and speculative decoding side by side", demo.run)
-    add_engine_options(command, default_model="the largest on this machine")
+    add_engine_options(command, {"model": "the largest on this machine"})
+    add_speculation_options(command)
     add_sampling_options(command, _DEMO_DEFAULTS)
     add_output_options(command, "print one JSON object with the measurements and nothing else")
+
+    command = _command(
+        commands, "doctor", "look at this machine, and what to expect from speculation on it", doctor.run
+    )
+    add_engine_options(command, doctor.DEFAULTS, only=doctor.OPTIONS)
+    add_output_options(command, "print one JSON object with all that was found and nothing else", only_json=True)
     return parser
 
 

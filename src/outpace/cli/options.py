@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NoReturn
 
@@ -22,6 +22,7 @@ __all__ = [
     "add_engine_options",
     "add_output_options",
     "add_sampling_options",
+    "add_speculation_options",
     "engine_config",
     "parameter_texts",
     "sampling_params",
@@ -61,22 +62,35 @@ class Parser(argparse.ArgumentParser):
         return flag + equals + value if name[:2] == "--" and flag in self._option_string_actions else word
 
 
-def add_engine_options(parser: argparse.ArgumentParser, default_model: str = EngineConfig().model) -> None:
-    """Adds one option for every field of `EngineConfig`, and those that choose the drafter.
+def add_engine_options(
+    parser: argparse.ArgumentParser,
+    defaults: Mapping[str, str] | None = None,
+    only: Collection[str] | None = None,
+) -> None:
+    """Adds one option for every field of `EngineConfig`.
 
     Args:
-        default_model: what the help says is used without `--model`.
+        defaults: {field: what the help says happens without its option}, where that is this command's own affair.
+        only: names of the fields, if not all are wanted.
     """
     group = parser.add_argument_group("model and engine")
     for item in fields(EngineConfig):
+        if only is not None and item.name not in only:
+            continue
         flag, text = _flag(item.name), _without_none(field_help(EngineConfig, item.name))
         if str(item.type) == "bool":
             group.add_argument(flag, action="store_true", default=None, help=text)
             continue
         kind = int if "int" in str(item.type) else str
-        default = default_model if item.name == "model" else item.default
+        default = item.default
+        if defaults and item.name in defaults:
+            text, default = text.partition("; default: ")[0], defaults[item.name]
         shown = text if default is None else f"{text} (default: {default})"
         group.add_argument(flag, type=kind, metavar=_NUMBER_WORDS[kind], help=shown)
+
+
+def add_speculation_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose the drafter."""
     group = parser.add_argument_group("speculation")
     which = group.add_mutually_exclusive_group()
     which.add_argument(
@@ -112,10 +126,17 @@ def add_sampling_options(parser: argparse.ArgumentParser, note: str) -> None:
     )
 
 
-def add_output_options(parser: argparse.ArgumentParser, json_help: str) -> None:
-    """Adds what decides where results go and in which form."""
+def add_output_options(parser: argparse.ArgumentParser, json_help: str, *, only_json: bool = False) -> None:
+    """Adds what decides where results go and in which form.
+
+    Args:
+        json_help: what `--json` does in this command.
+        only_json: the command has no requests with statistics and no configuration to print.
+    """
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help=json_help)
+    if only_json:
+        return
     group.add_argument(
         "--stats", action="store_true", help="say on standard error what speculation did and what it took"
     )
@@ -188,7 +209,7 @@ def _without_none(text: str) -> str:
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    values = {name: getattr(arguments, name) for name in names}
+    values = {name: getattr(arguments, name, None) for name in names}  # not every command takes every option
     return {name: value for name, value in values.items() if value is not None}
 
 

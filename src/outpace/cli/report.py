@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outpace.engine.outputs import RequestOutput, RequestStats
 
-__all__ = ["counted", "megabytes", "percent", "result_object", "stats_lines"]
+__all__ = ["counted", "gigabytes", "megabytes", "percent", "result_object", "stats_lines"]
 
 
 def result_object(output: RequestOutput) -> dict[str, Any]:
@@ -58,3 +58,8 @@ def percent(share: float) -> str:
 def megabytes(count: int) -> str:
     """Bytes as decimal megabytes: 98_300_000 is "98 MB"."""
     return f"{count / 1e6:.0f} MB"
+
+
+def gigabytes(count: float) -> str:
+    """Bytes as decimal gigabytes: 9_830_000_000 is "9.8 GB"."""
+    return f"{count / 1e9:.1f} GB"
