@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from outpace import LLM, SamplingParams
 from outpace.errors import CheckpointError, InvalidParameter, ModelNotFound, OutOfMemory, VocabularyMismatch
-from outpace.models import memory
+from outpace.models import memory, selection
 from outpace.models.adapter import ADAPTER_TYPE
 from outpace.models.config import DecoderConfig, expected_tensors
 from tests.models.tiny_tokenizers import byte_level, sentencepiece
@@ -56,20 +56,45 @@ def refuse(target: Path, speculative: Any, error: type[Exception], message: str,
     assert progress == []
 
 
-def test_models_and_drafts_by_path(target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernels": "torch"},
+        {"kernels": "torch", "quantization": "int8"},
+        {"quantization": "int4"},
+        {"quantization": "int8"},
+        {"quantization": "none"},
+        {"quantization": "auto", "dtype": "bfloat16"},
+    ],
+    ids=lambda options: " ".join(options.values()),
+)
+def test_models_and_drafts_by_path(target: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     draft = write_model(tmp_path / "draft", num_hidden_layers=1)
     params = SamplingParams(max_tokens=8, temperature=0)
 
     def tokens(llm: LLM) -> list[int]:
         return llm.generate("he", params)[0].outputs[0].token_ids
 
-    plain = tokens(LLM(target, "none", **OPTIONS))
+    plain = tokens(LLM(target, "none", **{**OPTIONS, **options}))
     assert len(plain) == 8
     for speculative in (draft, {"model": draft}, {"method": "draft_model", "model": str(draft)}, ["ngram", draft]):
-        llm = LLM(target, speculative, **OPTIONS)
+        llm = LLM(target, speculative, **{**OPTIONS, **options})
         assert llm.describe()["engine"]["model"] == str(target)
         assert llm.describe()["speculative"][-1]["model"] == str(draft)
         assert tokens(llm) == plain
+
+
+def test_kernels_and_numbers_that_do_not_go_together(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for quantization in ("int4", "file"):
+        message = f"quantization='{quantization}' needs the native kernels; with kernels='torch': int8 or none"
+        refuse(target, "none", InvalidParameter, message, kernels="torch", quantization=quantization)
+    refuse(target, "none", InvalidParameter, "dtype='float16' needs", kernels="torch", dtype="float16")
+    refuse(target, "none", InvalidParameter, "dtype='float16' goes with", quantization="int8", dtype="float16")
+    monkeypatch.setattr(selection, "why_unavailable", lambda: "no compiler")
+    message = "kernels='native' is not possible: no compiler; use kernels='torch'"
+    refuse(target, "none", InvalidParameter, message, kernels="native")
+    refuse(target, "none", InvalidParameter, "quantization='int4' needs the native kernels", quantization="int4")
+    assert LLM(target, "none", **{**OPTIONS, "quantization": "none"}).describe()["engine"]["kernels"] == "torch"
 
 
 def test_loading_and_the_check_of_rows_tell_how_far_they_are(target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from outpace import LLM, InvalidParameter, InvalidPrompt, OutOfMemory, SamplingP
 from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
 from outpace.models.load import LoadedFiles
-from tests.models.tiny_models import lanes, pack_of
+from tests.models.tiny_models import DictWeights, lanes, pack_of, precision
 
 pytestmark = pytest.mark.smollm2
 
@@ -50,21 +51,31 @@ def shallow(smollm2_files: LoadedFiles, tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
-@pytest.fixture(scope="module", params=["int8", "none"])
+@pytest.fixture(scope="module", params=["auto", "none"])
 def llm(request: pytest.FixtureRequest, shallow: Path) -> LLM:
-    """All three drafters on one engine."""
+    """All three drafters on one engine, on native kernels."""
     drafters = ["ngram", "self:28", str(shallow)]
-    return LLM("smollm2-135m", drafters, quantization=request.param, threads=1, max_model_len=1024)
+    return LLM("smollm2-135m", drafters, quantization=request.param, kernels="native", threads=1, max_model_len=1024)
 
 
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(temperature=0.0, max_tokens=32), SamplingParams(temperature=0.7, seed=7, max_tokens=32)],
+    [SamplingParams(temperature=0.0, max_tokens=24), SamplingParams(temperature=0.7, seed=7, max_tokens=24)],
     ids=["greedy", "T=0.7"],
 )
 def test_same_tokens_for_every_drafter_alone_and_in_a_batch(llm: LLM, params: SamplingParams) -> None:
+    assert_same_tokens(llm, params, METHODS)
+
+
+def test_same_tokens_on_torch() -> None:
+    llm = LLM("smollm2-135m", ["ngram", "self:28"], kernels="torch", threads=1, max_model_len=1024)
+    assert "7-bit weights, 8-bit activations" in llm.banner()
+    assert_same_tokens(llm, SamplingParams(temperature=0.0, max_tokens=16), ("ngram", "early_exit"))
+
+
+def assert_same_tokens(llm: LLM, params: SamplingParams, methods: Sequence[str]) -> None:
     plain = [llm.chat(messages, params, PLAIN)[0] for messages in CONVERSATIONS]
-    for method in METHODS:
+    for method in methods:
         together = llm.chat(CONVERSATIONS, params, SpeculationParams(method=method, num_speculative_tokens=3))
         for alone, output in zip(plain, together, strict=True):
             assert output.outputs[0].token_ids == alone.outputs[0].token_ids
@@ -128,7 +139,10 @@ def test_describe_and_banner_say_what_runs(llm: LLM) -> None:
     assert settings["speculative"][1]["exit_layer"] == 28
     assert settings["engine"]["threads"] == 1
     assert "same bits" in settings["row_independence"]
-    bits = "7-bit weights, 8-bit activations" if settings["engine"]["quantization"] == "int8" else "fp32"
+    quantization = settings["engine"]["quantization"]
+    bits = {"file": "quantised as in the file (4-bit blocks exactly", "none": "not quantised (weights as stored"}[
+        quantization
+    ]
     assert bits in llm.banner()
 
 
@@ -139,13 +153,19 @@ def test_a_cache_that_cannot_fit_is_refused_before_loading() -> None:
     assert seen == []
 
 
-def test_logits_are_those_of_transformers(smollm2_files: LoadedFiles) -> None:
+@pytest.mark.parametrize("quantization", ["none", "torch none"])
+def test_logits_are_those_of_transformers(smollm2_files: LoadedFiles, quantization: str) -> None:
     """Within 1e-3 of its fp32 logits; transformers differs from itself by 1.3e-4 between one row and a block."""
-    reference = transformers.AutoModelForCausalLM.from_pretrained(smollm2_files.folder, dtype=torch.float32).eval()
+    # Both get the floats that the file's blocks stand for.
+    weights = DictWeights({name: smollm2_files.checkpoint.get(name) for name in smollm2_files.checkpoint.shapes})
+    config = transformers.AutoConfig.for_model(**smollm2_files.config)
+    reference = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    missing, unexpected = reference.load_state_dict({name: weights.get(name) for name in weights.shapes}, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])  # which is the embedding
     decoder = Decoder(
         DecoderConfig.from_hf(smollm2_files.config),
-        smollm2_files.checkpoint,
-        quantization="none",
+        weights,
+        precision=precision(quantization),
         vocab_size=smollm2_files.tokenizer.vocab_size,
     )
     ids = smollm2_files.tokenizer.encode_chat(CONVERSATIONS[0])

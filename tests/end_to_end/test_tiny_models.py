@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from outpace.kv.cache import KvCache
-from outpace.models.blocks import Block
 from outpace.models.decoder import Decoder
 from outpace.params import SamplingParams, SpeculationParams
-from outpace.types import ForwardResult, Pack
+from outpace.types import ForwardResult, Pack, Segment
 from tests.engine.harness import GREEDY, HOT, WARM, Job, mixed_jobs, run
 
 from .tiny import LAYERS, VOCAB, make_engine, target
 
 TOKENS = 24
 DRAFTERS = ("ngram", "draft_model", "early_exit", "adapter")
+NATIVE, TORCH = ("none", "int8", "int4"), ("torch none", "torch int8")
 
 
 @functools.cache
@@ -43,12 +44,27 @@ def jobs_for(batch: int) -> list[Job]:
     return jobs
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("way", ["roomy", "chunks", "preempting"])
+WAYS = ("roomy", "chunks", "preempting")
+
+
+@pytest.mark.parametrize("quantization", NATIVE)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str) -> None:
+    assert_same_tokens(name, k, batch, way, quantization)
+
+
+@pytest.mark.parametrize("quantization", TORCH)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("k", "batch"), [(2, 8), (4, 3)])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_same_tokens_on_torch(name: str, k: int, batch: int, way: str, quantization: str) -> None:
+    assert_same_tokens(name, k, batch, way, quantization)
+
+
+def assert_same_tokens(name: str, k: int, batch: int, way: str, quantization: str) -> None:
     jobs = jobs_for(batch)
     longest = max(len(job.prompt) for job in jobs) + TOKENS
     engine = make_engine(
@@ -69,7 +85,7 @@ def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str)
         assert drafted * 0.2 < accepted < drafted, "drafts that are all right or all wrong prove nothing"
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", NATIVE + TORCH)
 @pytest.mark.parametrize("rows", [512, 40])
 def test_mixed_pack(rows: int, quantization: str) -> None:
     """Prefill chunk, n-gram, early exit with and without adapter, draft model and plain request, side by side."""
@@ -85,7 +101,7 @@ def test_mixed_pack(rows: int, quantization: str) -> None:
     assert [result.stats.drafts > 0 for result in results] == [True, True, True, True, False, True]
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", NATIVE + TORCH)
 @pytest.mark.parametrize("params", [GREEDY, replace(WARM, temperature=0.7), HOT], ids=["T=0", "T=0.7", "T=1.5"])
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_the_target_as_its_own_draft_is_always_accepted(k: int, params: SamplingParams, quantization: str) -> None:
@@ -103,37 +119,42 @@ def test_the_target_as_its_own_draft_for_long(k: int, params: SamplingParams) ->
         assert result.stats.acceptance_rate == 1.0
 
 
-def test_threads_and_neighbours_do_not_change_a_token() -> None:
+@pytest.mark.parametrize("quantization", [*NATIVE, "torch int8"])
+def test_threads_and_neighbours_do_not_change_a_token(quantization: str) -> None:
     jobs = jobs_for(8)
     torch.set_num_threads(2)
-    results = run(make_engine(("early_exit",), "int8"), jobs)
+    results = run(make_engine(("early_exit",), quantization), jobs)
     torch.set_num_threads(1)
     for job, result in zip(jobs, results, strict=True):
-        assert result.outputs[0].token_ids == plain(job, "int8")
+        assert result.outputs[0].token_ids == plain(job, quantization)
 
 
+@pytest.mark.parametrize("quantization", ["none", "torch none"])
 @pytest.mark.parametrize("name", ["early_exit", "adapter"])
 @pytest.mark.parametrize("k", [1, 4])
-def test_early_exit_runs_every_layer_once_per_row(name: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_exit_runs_every_layer_once_per_row(
+    name: str, k: int, quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a draft of n tokens the lower layers run n rows while drafting and one in verification, the upper n + 1."""
-    model = target("none")
+    model = target(quantization)
+    run_honestly = model.layers.run
     rows_of_layer = [0] * LAYERS
     packs: list[Pack] = []
 
-    def counted(layer: int, block: Block) -> Callable[..., torch.Tensor]:
-        def run_block(hidden: torch.Tensor, *rest: object) -> torch.Tensor:
+    def run_counted(
+        hidden: torch.Tensor, rope: torch.Tensor, segments: Sequence[Segment], begin: int, end: int, *rest: Any
+    ) -> torch.Tensor:
+        for layer in range(begin, end):
             rows_of_layer[layer] += len(hidden)
-            return block(hidden, *rest)  # type: ignore[arg-type]
-
-        return run_block
+        return run_honestly(hidden, rope, segments, begin, end, *rest)
 
     def forward(pack: Pack, cache: KvCache) -> ForwardResult:
         packs.append(pack)
         return Decoder.forward(model, pack, cache)
 
-    monkeypatch.setattr(model, "blocks", [counted(layer, block) for layer, block in enumerate(model.blocks)])
+    monkeypatch.setattr(model.layers, "run", run_counted)
     monkeypatch.setattr(model, "forward", forward)
-    (result,) = run(make_engine((name,), "none", k=k), [Job([3, 4, 5], replace(GREEDY, max_tokens=40))])
+    (result,) = run(make_engine((name,), quantization, k=k), [Job([3, 4, 5], replace(GREEDY, max_tokens=40))])
     computed = sum(pack.num_rows for pack in packs)
     kept = sum(0 if pack.resume_rows is None else len(pack.resume_rows) for pack in packs)
     assert kept == result.stats.draft_tokens > 0

@@ -73,7 +73,7 @@ def target(quantization: str) -> Decoder:
 
 
 @functools.cache
-def draft(quantization: str, share: float = 0.02) -> Decoder:
+def draft(quantization: str, share: float) -> Decoder:
     return _decoder(noisy(share), quantization)
 
 
@@ -91,7 +91,8 @@ def make_drafter(name: str, quantization: str, cache: KvCache) -> Drafter:
     if name == "ngram":
         return NgramDrafter(1, 4)
     if name == "draft_model":
-        model = draft(quantization)
+        # Rounding to four bits already moves the draft away from its target.
+        model = draft(quantization, 0.005 if quantization == "int4" else 0.02)
         return DraftModelDrafter(model, model.new_cache(8, CAPACITY, 8 * CAPACITY), max_model_len=CAPACITY)
     if name == "own_draft":
         model = target(quantization)
