@@ -139,11 +139,8 @@ def test_describe_and_banner_say_what_runs(llm: LLM) -> None:
     assert settings["speculative"][1]["exit_layer"] == 28
     assert settings["engine"]["threads"] == 1
     assert "same bits" in settings["row_independence"]
-    quantization = settings["engine"]["quantization"]
-    bits = {"file": "quantised as in the file (4-bit blocks exactly", "none": "not quantised (weights as stored"}[
-        quantization
-    ]
-    assert bits in llm.banner()
+    bits = {"file": "quantised as in the file (4-bit blocks exactly", "none": "not quantised (weights as stored"}
+    assert bits[settings["engine"]["quantization"]] in llm.banner()
 
 
 def test_a_cache_that_cannot_fit_is_refused_before_loading() -> None:
