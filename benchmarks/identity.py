@@ -5,8 +5,8 @@
 
 Plain decoding is an engine without drafters that computes one request at a time; it answers every (prompt, temperature)
 once. Then each drafter answers the same prompts with the same seeds, --batches side by side, with each row budget of
---chunks (long prompts go in pieces of it) and once with a cache that holds little more than the longest request, so
-that requests lose their rows and are computed again. Token ids are compared, the end of the answer included.
+--chunks (long prompts go in pieces of it) and once with a cache that the longest request alone would fill, so that
+requests lose their rows and are computed again. Token ids are compared, the end of the answer included.
 
 Drafters are written NAME=K,K,...: `ngram`, `self:E` (the first E layers) or `draft`, the model that --draft names, by
 default the target's own layers without the last two, kept in a temporary folder. "tokens" counts those compared.
@@ -21,77 +21,22 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from identity_plan import DRAFT, Case, Drafter, Prompt, Setup, interleave, parse_drafters, plan
 from machine import describe_machine
 from safetensors.torch import save_file
 
-from outpace import LLM, RequestOutput, SamplingParams, SpeculationParams, __version__
-from outpace.config import SpeculativeConfig
+from outpace import LLM, RequestOutput, SpeculationParams, __version__
 from outpace.models.load import LoadedFiles, load_files
 
-DRAFT = "draft"
-"""Stands for the draft model where drafters are named."""
 LAYERS_LEFT_OUT = {"draft": 2, "self": 4}
 """Layers that the default draft model and the default early exit do without."""
-
-
-# What is compared.
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One line of the file: its number there is its seed."""
-
-    id: str
-    seed: int
-    token_ids: list[int]
-    max_tokens: int
-
-    @property
-    def most_tokens(self) -> int:
-        return len(self.token_ids) + self.max_tokens
-
-    def params(self, temperature: float) -> SamplingParams:
-        return SamplingParams(temperature=temperature, seed=self.seed, max_tokens=self.max_tokens)
-
-
-@dataclass(frozen=True)
-class Drafter:
-    """A drafter with one draft length. `word` is what SpeculativeConfig.parse reads."""
-
-    name: str
-    word: str
-    k: int
-
-    @property
-    def speculation(self) -> SpeculationParams:
-        method = SpeculativeConfig.parse(self.word).method
-        return SpeculationParams(method=method, num_speculative_tokens=self.k)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row of the table, before it is computed."""
-
-    drafter: Drafter
-    batch: int
-    temperature: float
-    prompts: tuple[Prompt, ...]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One engine: rows a step, tokens its cache holds (None: enough for all), and what it is asked."""
-
-    chunk: int
-    cache_tokens: int | None
-    cases: tuple[Case, ...]
 
 
 @dataclass(frozen=True)
@@ -126,64 +71,6 @@ def compare(plain: Plain, case: Case, group: Sequence[Prompt], outputs: Sequence
             one, two = (ids[at] if at < len(ids) else None for ids in (expected, given))
             found.append(Difference(prompt.id, prompt.seed, at, one, two, tuple(other.id for other in group)))
     return found
-
-
-# The plan.
-
-
-def interleave(tasks: Sequence[str]) -> list[int]:
-    """Indices in an order that takes one of each task in turn."""
-    by_task: dict[str, list[int]] = {}
-    for index, task in enumerate(tasks):
-        by_task.setdefault(task, []).append(index)
-    return [index for turn in zip_longest(*by_task.values()) for index in turn if index is not None]
-
-
-def parse_drafters(words: Sequence[str], draft: str) -> list[Drafter]:
-    """`ngram=2,5` -> two drafters; the name `draft` is replaced by the model.
-
-    Raises:
-        ValueError: a word of another form.
-    """
-    found = []
-    for word in words:
-        name, sign, lengths = word.rpartition("=")
-        if not sign or not all(part.isdecimal() and int(part) for part in lengths.split(",")):
-            raise ValueError(f"drafter {word!r} is not possible: write NAME=K,K,... with K at least 1, as ngram=2,5")
-        found += [Drafter(name, draft if name == DRAFT else name, int(part)) for part in lengths.split(",")]
-    return found
-
-
-def plan(
-    prompts: Sequence[Prompt],
-    drafters: Sequence[Drafter],
-    *,
-    requests: int,
-    batches: Sequence[int],
-    temperatures: Sequence[float],
-    chunks: Sequence[int],
-) -> list[Setup]:
-    """Every case by the engine it runs on. Each takes the prompts that follow those of the case before it.
-
-    The last engine recomputes: of its cache the longest request alone takes all, and the largest batch shares it.
-    """
-    taken = 0
-
-    def cases(batches: Sequence[int]) -> Iterator[Case]:
-        nonlocal taken
-        for drafter in drafters:
-            for batch in batches:
-                count = -(-requests // batch) * batch
-                for temperature in temperatures:
-                    chosen = (prompts[(taken + index) % len(prompts)] for index in range(count))
-                    yield Case(drafter, batch, temperature, tuple(chosen))
-                    taken += count
-
-    longest = max(prompt.most_tokens for prompt in prompts)
-    setups = [Setup(chunk, None, tuple(cases(batches))) for chunk in chunks]
-    if max(batches) > 1:
-        setups.append(Setup(chunks[0], longest, tuple(cases([max(batches)]))))
-    return setups
 
 
 # Engines.
