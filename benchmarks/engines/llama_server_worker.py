@@ -29,7 +29,6 @@ class LlamaServerEngine:
     def __init__(self, settings: Settings) -> None:
         program = Path(settings.options["server"])
         self.notes: list[str] = []
-        self._eos_ids = settings.eos_ids
         self._url = f"http://127.0.0.1:{_free_port()}"
         libraries = {"LD_LIBRARY_PATH": f"{program.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
         environment = {**os.environ, **libraries}
@@ -61,8 +60,6 @@ class LlamaServerEngine:
         for event in self._stream("/completion", body):
             recorder.add(event.get("tokens", []))
             timings = event.get("timings", timings)
-            if event.get("stop_type") == "eos":  # computed, but not sent
-                recorder.add(self._eos_ids[:1])
         drafted, accepted = timings.get("draft_n"), timings.get("draft_n_accepted")
         return recorder.answer(drafted=drafted, accepted=accepted)
 

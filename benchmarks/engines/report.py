@@ -101,11 +101,10 @@ def _head(run: Run) -> str:
     draft = f", draft model {run['models']['draft']}" if run["models"]["draft"] else ""
     rounds = f"{settings['rounds']} rounds, one engine at a time, greedy, {settings['threads']} threads each"
     ends = "end tokens ignored" if settings["ignore_eos"] else "answers end at the end token"
-    return (
-        f"{run['machine']}\n\noutpace at revision {run['revision']}. Target {run['models']['target']}{draft}. {rounds}, at most "
-        f"{settings['max_tokens']} tokens an answer ({ends}), {settings['draft_tokens']} draft tokens a step where the engine lets one say. "
-        f"Begun {run['began']}."
-    )
+    limits = f"at most {settings['max_tokens']} tokens an answer ({ends})"
+    drafts = f"{settings['draft_tokens']} draft tokens a step where the engine lets one say"
+    models = f"Target {run['models']['target']}{draft}; outpace at revision {run['revision']}."
+    return f"{run['machine']}\n\n{models} {rounds}, {limits}, {drafts}. Begun {run['began']}."
 
 
 def _task_table(run: Run, key: str, form: str) -> str:
