@@ -77,7 +77,8 @@ class Maker:
             print(f"{name}: there already")
             return
         print(f"{name}: installing below {self.folder}", flush=True)
-        venv.create(self.folder / name, with_pip=True, clear=False)
+        if not python_of(self.folder, name).exists():
+            venv.create(self.folder / name, with_pip=True, symlinks=True)
         packages = [package.partition("==")[0] if self.latest else package for package in _PACKAGES[name]]
         if name == "llama-cpp":
             self._build_llama(packages[0])

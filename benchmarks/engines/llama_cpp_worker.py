@@ -94,7 +94,7 @@ class _CountingLookup(LlamaDraftModel):
         self.drafted = 0
 
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: object) -> npt.NDArray[np.intc]:
-        found = self._inner(input_ids, **kwargs)
+        found: npt.NDArray[np.intc] = self._inner(input_ids, **kwargs)
         self.drafted += len(found)
         return found
 

@@ -56,7 +56,8 @@ class LlamaServerEngine:
             "return_tokens": True,
             "stream": True,
         }
-        recorder, timings = Recorder(), {}
+        recorder = Recorder()
+        timings: dict[str, Any] = {}
         for event in self._stream("/completion", body):
             recorder.add(event.get("tokens", []))
             timings = event.get("timings", timings)

@@ -218,7 +218,7 @@ def _tasks(run: Run) -> list[str]:
 
 
 def _median_tokens(run: Run, task: str) -> float:
-    return median(prompt["tokens"] for prompt in run["prompts"] if prompt["task"] == task)
+    return float(median(prompt["tokens"] for prompt in run["prompts"] if prompt["task"] == task))
 
 
 def _bullets(lines: Sequence[str], otherwise: str) -> str:

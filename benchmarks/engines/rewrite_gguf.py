@@ -57,7 +57,8 @@ def rewrite(source: Path, target: Path) -> None:
 
 def _as_q8(tensor: gguf.ReaderTensor) -> np.ndarray:
     values = gguf.dequantize(tensor.data, tensor.tensor_type)
-    return gguf.quantize(values, _TYPE.Q8_0)
+    packed: np.ndarray = gguf.quantize(values, _TYPE.Q8_0)
+    return packed
 
 
 def main() -> None:
