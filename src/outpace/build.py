@@ -28,6 +28,7 @@ from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
 from outpace.models.files import format_bytes
 from outpace.models.load import LoadedFiles, available_bytes, estimate_bytes, load_files, require_fit
+from outpace.models.native.library import prepare
 from outpace.models.precision import Precision
 from outpace.models.probe import ProbeReport, probe_rows, same_bits
 from outpace.models.selection import precision_notes, select_precision
@@ -189,6 +190,8 @@ def build(
             f"max_num_seqs={config.max_num_seqs}"
         )
     governor = _set_threads(config)
+    if config.kernels != "torch":
+        prepare(notify)
     source = _Source.open(config.model, config, notify)
     files = source.files
     defaults = files.sampling_defaults(front)

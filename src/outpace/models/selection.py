@@ -43,10 +43,9 @@ def select_precision(config: EngineConfig, checkpoint: Checkpoint) -> Precision:
 def precision_notes(label: str, checkpoint: Checkpoint, precision: Precision) -> Iterator[str]:
     """What a user should know about the numbers and kernels that were chosen for a model, in sentences."""
     if precision.kernels == "torch":
-        reason = why_unavailable() or "kernels='torch' was asked for"
         yield (
-            f"{label} runs on torch's own kernels ({reason}): a step of several tokens costs several steps of one, "
-            "so speculation may not pay"
+            f"{label} runs on torch's own kernels: a step of several tokens costs several steps of one, so speculation "
+            "may not pay"
         )
     elif precision.quantization in ("int8", "none") and checkpoint.kinds:
         used, stored = (

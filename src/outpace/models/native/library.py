@@ -1,7 +1,7 @@
 """The native kernels: C files beside this one, compiled once for the processor at hand and kept in the cache folder.
 
-Any C compiler will do (`$CC`, cc, gcc, clang, or `pip install outpace[compiler]`, which brings one). Without a compiler, or on
-a processor without AVX2, the decoder runs on torch's own kernels, which are slower; `library` says why.
+Any C compiler will do (`$CC`, cc, gcc, clang, or `pip install outpace[compiler]`, which brings one). Without one, or on a
+processor without AVX2, the decoder runs on torch's own kernels, which are slower; `library` says why.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from outpace.models.files import cache_folder
 
-__all__ = ["NativeUnavailable", "library", "why_unavailable"]
+__all__ = ["NativeUnavailable", "library", "prepare", "why_unavailable"]
 
 _LOG = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
@@ -71,6 +71,18 @@ def why_unavailable() -> str | None:
     return None
 
 
+def prepare(notify: Callable[[str], None]) -> None:
+    """Compiles the kernels if that has not been done, and says so first: it takes some seconds."""
+    try:
+        _require_processor()
+        targets = [_target(command) for command in _compilers()]
+    except (NativeUnavailable, OSError):
+        return  # `why_unavailable` tells when somebody asks for the kernels
+    if targets and not any(target.is_file() for target in targets):
+        notify("compiling kernels for this processor, once, some seconds")
+    why_unavailable()
+
+
 def _require_processor() -> None:
     machine = platform.machine().lower()
     if machine not in ("x86_64", "amd64") or sys.platform != "linux":
@@ -98,23 +110,28 @@ def _compilers() -> Iterator[list[str]]:
         yield [sys.executable, "-m", "ziglang", "cc"]
 
 
-def _compiled(command: list[str]) -> Path:
-    """The shared library that this compiler makes of these sources for this processor, made now if need be."""
-    sources = sorted(_SOURCES.glob("*.c"))
+def _target(command: list[str]) -> Path:
+    """Where the shared library lies that this compiler makes of these sources for this processor."""
     mark = hashlib.blake2b(repr((command, _FLAGS, _GCC_FLAGS, _processor_flags())).encode(), digest_size=10)
-    for file in (*sources, *sorted(_SOURCES.glob("*.h"))):
+    for file in sorted(_SOURCES.glob("*.[ch]")):
         mark.update(file.read_bytes())
-    name = f"outpace-{mark.hexdigest()}.so"
-    folder = _writable(cache_folder() / "kernels")
-    if not (folder / name).is_file():
-        _LOG.info("compiling the kernels for this processor, once: %s", folder / name)
-        partial = folder / f".{name}.{os.getpid()}"
-        try:
-            _compile(command, [str(file) for file in sources], partial)
-            partial.replace(folder / name)
-        finally:
-            partial.unlink(missing_ok=True)
-    return folder / name
+    return cache_folder() / "kernels" / f"outpace-{mark.hexdigest()}.so"
+
+
+def _compiled(command: list[str]) -> Path:
+    """The shared library of this compiler, made now if need be."""
+    target = _target(command)
+    if target.is_file():
+        return target
+    target = _writable(target.parent) / target.name
+    _LOG.info("compiling the kernels for this processor, once: %s", target)
+    partial = target.parent / f".{target.name}.{os.getpid()}"
+    try:
+        _compile(command, [str(file) for file in sorted(_SOURCES.glob("*.c"))], partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
 
 
 def _compile(command: list[str], sources: list[str], target: Path) -> None:
