@@ -1,7 +1,7 @@
 """The native kernels: C files beside this one, compiled once for the processor at hand and kept in the cache folder.
 
-Any C compiler will do (`$CC`, cc, gcc, clang, or `pip install outpace[compiler]`, which brings one). Without one, or on a
-processor without AVX2, the decoder runs on torch's own kernels, which are slower; `library` says why.
+Any C compiler will do (`$CC`, cc, gcc, clang, or `pip install outpace[compiler]`, which brings one). Without one, or
+on a processor without AVX2, the decoder runs on torch's own kernels, which are slower; `library` says why.
 """
 
 from __future__ import annotations
