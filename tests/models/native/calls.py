@@ -39,16 +39,26 @@ class Inputs:
         self.struct = InputsStruct(count=count, padded=groups * GROUP, groups=groups)
         for name in forms:
             setattr(self.struct, name, getattr(self, name).data_ptr())
-        assert {name for name, _ in InputsStruct._fields_} == {"count", "padded", "groups", *forms}
+        assert {field[0] for field in InputsStruct._fields_} == {"count", "padded", "groups", *forms}
         for row in range(count):
             library().quantise(ctypes.byref(self.struct), row, 0, groups, 1 << Format.Q8 | 1 << Format.Q4)
 
 
-def multiply(matrix: MatrixStruct, rows: torch.Tensor, onto: torch.Tensor | None = None) -> torch.Tensor:
-    """Rows [R, inputs] times a packed matrix, added to `onto` [R, outputs] if given: [R, outputs] float32."""
+def num_tasks(matrix: MatrixStruct) -> int:
+    """Into how many tasks a product with this matrix is divided."""
+    return int(library().product_tasks(ctypes.byref(matrix)))
+
+
+def multiply(
+    matrix: MatrixStruct, rows: torch.Tensor, onto: torch.Tensor | None = None, tasks: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Rows [R, inputs] times a packed matrix, added to `onto` [R, outputs] if given: [R, outputs] float32.
+
+    Only these tasks of it if they are given; the rest stays NaN.
+    """
     inputs = Inputs(rows)
     result = torch.full((len(rows), matrix.outputs), float("nan")) if onto is None else onto.clone()
-    for task in range(library().product_tasks(ctypes.byref(matrix))):
+    for task in range(num_tasks(matrix)) if tasks is None else tasks:
         library().product(
             ctypes.byref(matrix),
             ctypes.byref(inputs.struct),

@@ -86,10 +86,8 @@ def own_four_bits(kind: str, rows: Bytes) -> Integers:
         minimum = 8 * scale if kind == "Q4_0" else -halves(2)
         packed = blocks[:, 2 if kind == "Q4_0" else 4 :]
         numbers = np.concatenate((packed & 15, packed >> 4), axis=-1)
-    shape = (count, -1)
-    return Integers(
-        numbers.reshape(count, -1, GROUP).astype(f32), half(scale.reshape(shape)), half(minimum.reshape(shape))
-    )
+    scale, minimum = half(scale.reshape(count, -1)), half(minimum.reshape(count, -1))
+    return Integers(numbers.reshape(count, -1, GROUP).astype(f32), scale, minimum)
 
 
 def own_six_bits(kind: str, rows: Bytes) -> Integers:

@@ -151,9 +151,7 @@ def test_rows_of_any_size(size: float) -> None:
     inputs = Inputs(rows)
     for values, scale in ((inputs.words, inputs.word_scale), (inputs.bytes, inputs.byte_scale)):
         steps = values.float() * scale.repeat_interleave(32, 1)
-        least = rows.abs().view(3, 2, 32).amax(-1).repeat_interleave(32, 1) / (
-            65_000 if values is inputs.words else 250
-        )
-        assert ((steps - rows).abs() <= least.clamp(min=1e-30)).all()
+        half_step = rows.abs().view(3, 2, 32).amax(-1) / (65_000 if values is inputs.words else 250)
+        assert ((steps - rows).abs() <= half_step.repeat_interleave(32, 1).clamp(min=1e-30)).all()
     sums = inputs.bytes.view(3, 2, 32).float().sum(-1) * inputs.byte_scale
     torch.testing.assert_close(inputs.byte_sum, sums, rtol=1e-6, atol=0)

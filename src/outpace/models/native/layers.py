@@ -156,7 +156,9 @@ class NativeLayers:
         if library().run_layers(ctypes.byref(run)):
             raise OutOfMemory(f"no memory is left to compute {len(hidden)} rows")
         aux.update(copies)
-        return hidden if keep is None else hidden[: len(keep)]
+        if keep is None:
+            return hidden
+        return hidden[: len(keep)] if begin < end else hidden[keep]
 
     def _pools_of(self, cache: KvCache) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]:
         """Addresses of a cache's keys and values, a layer each."""
