@@ -39,6 +39,7 @@ _LOAD_SECONDS = 1200.0  # vLLM compiles the model the first time
 _ANSWER_SECONDS = 1200.0
 _ROOM = 64  # tokens beside the longest prompt and its answer: some engines round, others draft beyond the end
 _WARM_UP_TOKENS = 8
+_WARM_UP_PROMPT = 32
 
 
 class Comparison:
@@ -137,17 +138,20 @@ class Comparison:
             loaded = worker.load(self._settings(contender), _LOAD_SECONDS)
             record["load_seconds"].append(loaded["load_seconds"])
             record.update(versions=loaded["versions"], notes=loaded["notes"])
-            first = self._tokens.prompts[0].token_ids
-            worker.generate(Prompt(first, _WARM_UP_TOKENS, self._args.ignore_eos), _ANSWER_SECONDS)
+            first = self._tokens.prompts[0].token_ids[:_WARM_UP_PROMPT]
+            worker.generate(Prompt(first, _WARM_UP_TOKENS, True), _ANSWER_SECONDS)
             began = time.perf_counter()
             for prompt in self._tokens.prompts:
                 if self._args.cap is not None and time.perf_counter() - began > self._args.cap:
                     break  # the report says how many prompts a number is from
                 asked = Prompt(prompt.token_ids, self._args.max_tokens, self._args.ignore_eos)
                 answer, record["memory"], others = worker.generate(asked, _ANSWER_SECONDS)
-                speed = answer.milliseconds_per_token
-                known = {"round": number, "prompt": prompt.name, **asdict(answer)}
-                record["answers"].append({**known, "milliseconds_per_token": speed, "others_cores": others})
+                known = {"round": number, "prompt": prompt.name, **asdict(answer), "others_cores": others}
+                speeds = {
+                    "milliseconds_per_token": answer.milliseconds_per_token,
+                    "whole_milliseconds_per_token": answer.whole_milliseconds_per_token,
+                }
+                record["answers"].append({**known, **speeds})
 
     def _quality(self, contender: Contender, reference: Path, other: Path) -> dict[str, Any] | str:
         """As numbers, or why there are none."""

@@ -97,6 +97,11 @@ class Answer:
         rest = len(self.token_ids) - self.first_tokens
         return 1e3 * (self.total_seconds - self.first_seconds) / rest if rest > 0 else None
 
+    @property
+    def whole_milliseconds_per_token(self) -> float:
+        """Of the whole answer, prompt included."""
+        return 1e3 * self.total_seconds / len(self.token_ids)
+
 
 @dataclass
 class Recorder:

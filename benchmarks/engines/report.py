@@ -13,7 +13,8 @@ Run = Mapping[str, Any]
 
 A record has engine, variant, versions, notes, load_seconds [s a round], memory {resident, peak} in bytes, quality
 {kl, agreement, positions} or a reason as text, reason (why it was not or not fully measured, or None), and answers
-[{round, prompt, token_ids, first_seconds, milliseconds_per_token, passes, drafted, accepted, others_cores}].
+[{round, prompt, token_ids, first_seconds, milliseconds_per_token, whole_milliseconds_per_token, passes, drafted,
+accepted, others_cores}].
 """
 
 
@@ -83,6 +84,11 @@ def render(run: Run) -> str:
     parts.append(f"## Decoding\n\n{speed}\n\n{_task_table(run, 'milliseconds_per_token', '.1f')}")
     first = f"Seconds from the request to the first token. Tokens of a prompt, median: {lengths}."
     parts.append(f"## Prompt processing\n\n{first}\n\n{_task_table(run, 'first_seconds', '.2f')}")
+    whole = (
+        "Milliseconds a token of whole answers, prompt included. Engines read the prompt with the draft model at "
+        "different moments, before or after the first token; here that makes no difference."
+    )
+    parts.append(f"## Whole answers\n\n{whole}\n\n{_task_table(run, 'whole_milliseconds_per_token', '.1f')}")
     about = (
         "Tokens a pass and acceptance over all prompts, where the engine says. Memory: resident after the last answer, "
         "mapped files included (peak in brackets). KL and agreement: next-token distributions against float32 on the "
@@ -174,9 +180,10 @@ def _loss_text(run: Run) -> str:
     decoding = _bullets(losses(run, "milliseconds_per_token"), "On no task of this run.")
     prompts = _bullets(losses(run, "first_seconds"), "On no task of this run.")
     best = _bullets(standings(run, "milliseconds_per_token", ".1f"), "Nobody else was measured.")
+    answers = _bullets(losses(run, "whole_milliseconds_per_token"), "On no task of this run.")
     return (
         f"Fastest row of outpace and of the others by task, ms a token, and how many times faster outpace is:\n\n{best}"
-        f"\n\nDecoding:\n\n{decoding}\n\nPrompt processing:\n\n{prompts}"
+        f"\n\nDecoding:\n\n{decoding}\n\nPrompt processing:\n\n{prompts}\n\nWhole answers:\n\n{answers}"
     )
 
 

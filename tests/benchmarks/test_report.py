@@ -16,6 +16,7 @@ def answer(prompt: str, number: int, speed: float | None, first: float, ids: lis
         "token_ids": [1, 2, 3, 4] if ids is None else ids,
         "first_seconds": first,
         "milliseconds_per_token": speed,
+        "whole_milliseconds_per_token": first * 100,
         "passes": 2,
         "drafted": 4,
         "accepted": 1,
@@ -109,6 +110,7 @@ def test_the_report_has_every_row_and_every_reason(run: dict[str, Any]) -> None:
     assert "| outpace-auto/plain | 60.0 | 55.0 |" in text
     assert "| rival/plain | 25.0 (1) | 50.0 |" in text  # one of two edits
     assert "| rival/ngram-10 | - | - |" in text
+    assert "| outpace-auto/ngram | 250.0 | 60.0 |" in text  # whole answers
     assert "- absent/plain: no environment absent" in text
     assert "edit 200, chat 20" in text  # median prompt tokens
     assert "- outpace-auto: outpace-auto 1.2; common; plain: of plain; ngram: of ngram" in text

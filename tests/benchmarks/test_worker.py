@@ -79,6 +79,7 @@ def test_speed_leaves_out_the_prompt_and_what_came_with_it() -> None:
     assert Answer([1, 2, 3, 4, 5], 2.0, 1, 4.0).milliseconds_per_token == 500.0
     assert Answer([1, 2, 3, 4, 5], 2.0, 3, 4.0).milliseconds_per_token == 1000.0
     assert Answer([1, 2], 2.0, 2, 2.0).milliseconds_per_token is None
+    assert Answer([1, 2, 3, 4, 5], 2.0, 1, 4.0).whole_milliseconds_per_token == 800.0
 
 
 def test_a_recorder_notes_the_first_tokens_and_refuses_none() -> None:
