@@ -26,6 +26,7 @@ from outpace.models.threads import CpuUsage
 from outpace.types import Pack, Segment
 
 PREFILL_ROWS = 512
+_PREFILL_ROUNDS = 3
 _PROJECTIONS = ("query", "key", "value", "out", "gate", "up", "down")
 
 
@@ -48,7 +49,7 @@ def measure_model(model: str, precision: str, threads: int, rows: tuple[int, ...
         precision: see `engine_config`.
         threads: CPU threads.
         rows: numbers of rows of the steps; 1 among them.
-        rounds: repetitions.
+        rounds: repetitions; the prefill gets fewer.
 
     Returns:
         JSON-able; seconds and bytes. "products_seconds" is the time of the bare matrix products of one token, None for
@@ -71,7 +72,8 @@ def measure_model(model: str, precision: str, threads: int, rows: tuple[int, ...
     timed = Timed(decoder, max(rows))
     keys: list[int | str] = [*rows, *(["products"] if timed.products else [])]
     seconds = median_seconds(timed.run, keys, budget=float("inf"), least=rounds, most=rounds)
-    prefill = median_seconds(timed.prefill, [timed.prefill_rows], budget=0)[timed.prefill_rows]
+    few = min(rounds, _PREFILL_ROUNDS)
+    prefill = median_seconds(timed.prefill, [timed.prefill_rows], budget=0, least=few, most=few)[timed.prefill_rows]
     return {
         "precision": precision,
         "description": decoder.describe(),
