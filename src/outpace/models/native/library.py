@@ -66,7 +66,7 @@ def why_unavailable() -> str | None:
     try:
         library()
     except NativeUnavailable as error:
-        _LOG.warning("torch's own kernels are used, several times slower than outpace's: %s", error)
+        _LOG.warning("torch's own kernels are used, slower than outpace's: %s", error)
         return str(error)
     return None
 
