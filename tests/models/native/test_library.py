@@ -69,9 +69,17 @@ class Compilers:
 
 @pytest.fixture
 def compilers(tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> Compilers:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    pretend_package(monkeypatch, None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return Compilers(tmp_path / "bin", built)
+
+
+def pretend_package(monkeypatch: pytest.MonkeyPatch, spec: object | None) -> None:
+    """The package that brings a compiler is there, or is not; others are looked for as ever."""
+    honest = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: spec if name == "ziglang" else honest(name, *rest)
+    )
 
 
 def test_without_a_compiler_the_message_says_what_to_install(compilers: Compilers) -> None:
@@ -208,7 +216,7 @@ def test_a_compiler_that_hangs_is_given_up(compilers: Compilers, monkeypatch: py
 
 def test_the_compiler_that_a_package_brings(compilers: Compilers, monkeypatch: pytest.MonkeyPatch) -> None:
     compilers.add_good("python")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "ziglang" else None)
+    pretend_package(monkeypatch, object())
     monkeypatch.setattr(sys, "executable", str(compilers.folder / "python"))
     library()
     assert compilers.calls("python")[0][:3] == ["-m", "ziglang", "cc"]
