@@ -1,24 +1,26 @@
 /* Causal attention of one request's rows over its cache, in float32.
  *
- * Keys and values of a head lie slot by slot. A query passes over its slots in order, eight scores at a time at absolute
- * slots 8i to 8i + 7, and adds up values slot by slot, so its sums do not depend on who else is computed. Slots it must
- * not see never enter a sum: what a rejected draft left behind cannot reach it.
+ * Keys and values of a head lie slot by slot. A query passes over its slots in order, in spans at absolute multiples of
+ * SPAN, with a running maximum (arXiv 2205.14135): scores of eight slots at a time, weights, then the values slot by
+ * slot. All queries of a task visit a span while it is in the first-level cache. What a query computes does not
+ * depend on who else is computed, and slots it must not see never enter a sum: what a rejected draft left behind cannot
+ * reach it.
  */
 #include <math.h>
 
 #include "layers.h"
 
 enum {
-    SPAN = 64,         /* slots whose keys (values) all queries of a task use before the next are fetched */
+    SPAN = 32,         /* slots whose keys and values are used by all queries of a task before the next */
     MOST_QUERIES = 64, /* of a task, unless a group of heads is larger */
 };
 
 typedef struct {
     const float *query; /* [dim] */
-    float *out;         /* [dim] */
-    float *scores;      /* of slots from begin & ~7 on */
+    float *out;         /* [dim]: weighted values so far */
     int begin, end;     /* slots it sees */
-    float factor;       /* one over the sum of its weights */
+    float top;          /* largest score so far */
+    __m256 total;       /* weights so far, slot i in lane i % 8 */
 } Query;
 
 /* Scores of eight slots: query [dim] times keys [8, dim]. */
@@ -48,26 +50,6 @@ INLINE __m256 seen_lanes(int slot, int begin, int end) {
     return _mm256_castsi256_ps(_mm256_andnot_si256(early, _mm256_cmpgt_epi32(_mm256_set1_epi32(end), at)));
 }
 
-/* Turns a query's scores into weights that still lack their factor. */
-static void soften(Query *query) {
-    const __m256 nothing = _mm256_set1_ps(-INFINITY);
-    __m256 most = nothing, total = _mm256_setzero_ps();
-    int first = query->begin & ~7;
-    for (int slot = first; slot < query->end; slot += 8) {
-        __m256 seen = seen_lanes(slot, query->begin, query->end);
-        most = _mm256_max_ps(most, _mm256_blendv_ps(nothing, _mm256_loadu_ps(query->scores + slot - first), seen));
-    }
-    __m256 top = _mm256_set1_ps(max_lanes(most));
-    for (int slot = first; slot < query->end; slot += 8) {
-        float *at = query->scores + slot - first;
-        __m256 weights = exp_lanes(_mm256_sub_ps(_mm256_loadu_ps(at), top));
-        weights = _mm256_and_ps(seen_lanes(slot, query->begin, query->end), weights);
-        _mm256_storeu_ps(at, weights);
-        total = _mm256_add_ps(total, weights);
-    }
-    query->factor = 1.0f / sum_lanes(total);
-}
-
 /* out [8 * vectors] += weights [slots] times values [slots, dim], with the sums in registers. */
 INLINE void add_columns(int vectors, float *out, const float *weights, const float *values, int slots, int dim) {
     __m256 sums[8];
@@ -88,57 +70,68 @@ static void add_values(float *out, const float *weights, const float *values, in
     }
 }
 
-/* Rows of a segment that one task takes. */
-int attention_rows(const Run *run, const Segment *segment) {
+/* A larger score has come: what was summed up so far weighs less. */
+static void raise_top(Query *query, float top, int dim) {
+    __m256 factor = exp_lanes(_mm256_set1_ps(query->top - top));
+    float each = _mm256_cvtss_f32(factor);
+    query->total = _mm256_mul_ps(query->total, factor);
+    for (int d = 0; d < dim; d++) query->out[d] *= each;
+    query->top = top;
+}
+
+/* Adds what a query sees of the span from `span` on. */
+static void visit(Query *query, const float *keys, const float *values, int span, int dim) {
+    int low = span > query->begin ? span : query->begin, high = span + SPAN < query->end ? span + SPAN : query->end;
+    if (low >= high) return;
+    float scores[SPAN];
+    int first = low & ~7;
+    __m256 most = _mm256_set1_ps(-INFINITY);
+    for (int slot = first; slot < high; slot += 8) {
+        __m256 s = eight_scores(query->query, keys + (size_t)slot * dim, dim);
+        s = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), s, seen_lanes(slot, low, high));
+        _mm256_storeu_ps(scores + slot - first, s);
+        most = _mm256_max_ps(most, s);
+    }
+    float top = max_lanes(most);
+    if (top > query->top) raise_top(query, top, dim);
+    for (int slot = first; slot < high; slot += 8) {
+        __m256 weights = exp_lanes(_mm256_sub_ps(_mm256_loadu_ps(scores + slot - first), _mm256_set1_ps(query->top)));
+        weights = _mm256_and_ps(seen_lanes(slot, low, high), weights);
+        _mm256_storeu_ps(scores + slot - first, weights);
+        query->total = _mm256_add_ps(query->total, weights);
+    }
+    add_values(query->out, scores + low - first, values + (size_t)low * dim, high - low, dim);
+}
+
+/* Rows that one task takes. */
+int attention_rows(const Run *run) {
     int group = run->shape->heads / run->shape->kv_heads;
-    size_t length = (size_t)round_up(segment->first_slot + segment->end - segment->begin, 8) + 8;
-    size_t fitting = run->scores_each / (length * (size_t)group);
-    size_t most = group < MOST_QUERIES ? MOST_QUERIES / (size_t)group : 1;
-    size_t rows = fitting < most ? fitting : most;
-    return rows < 1 ? 1 : (int)rows;
+    return group < MOST_QUERIES ? MOST_QUERIES / group : 1;
 }
 
 /* Attends rows [from, to) of a segment to one key head, with all query heads of its group. */
-void attend(const Run *run, int layer, const Segment *segment, int kv_head, int from, int to, float *scores) {
+void attend(const Run *run, int layer, const Segment *segment, int kv_head, int from, int to) {
     const Shape *shape = run->shape;
     int dim = shape->head_dim, group = shape->heads / shape->kv_heads, count = (to - from) * group;
-    int window = run->layers[layer].window;
+    int window = run->layers[layer].window, last = segment->first_slot + to - segment->begin;
     size_t head = ((size_t)segment->lane * shape->kv_heads + kv_head) * run->capacity * dim;
     const float *keys = run->keys[layer] + head, *values = run->values[layer] + head;
     Query queries[count];
-    int lowest = run->capacity, last = 0;
     for (int i = 0; i < count; i++) {
         int row = from + i / group, column = (kv_head * group + i % group) * dim;
         int end = segment->first_slot + row - segment->begin + 1, begin = window && end > window ? end - window : 0;
         queries[i] = (Query){
             .query = run->query + (size_t)row * shape->heads * dim + column,
             .out = run->mixed.values + (size_t)row * run->mixed.padded + column,
-            .scores = scores, .begin = begin, .end = end,
+            .begin = begin, .end = end, .top = -INFINITY, .total = _mm256_setzero_ps(),
         };
-        scores += round_up(end - (begin & ~7), 8);
-        lowest = begin < lowest ? begin : lowest;
-        last = end > last ? end : last;
         for (int d = 0; d < dim; d++) queries[i].out[d] = 0.0f;
     }
-    lowest &= ~7;
-    for (int span = lowest; span < last; span += SPAN) {
-        for (Query *q = queries; q < queries + count; q++) {
-            int first = q->begin & ~7;
-            for (int slot = span > first ? span : first; slot < span + SPAN && slot < q->end; slot += 8) {
-                _mm256_storeu_ps(q->scores + slot - first, eight_scores(q->query, keys + (size_t)slot * dim, dim));
-            }
-        }
+    for (int span = queries[0].begin / SPAN * SPAN; span < last; span += SPAN) {
+        for (int i = 0; i < count; i++) visit(&queries[i], keys, values, span, dim);
     }
-    for (Query *q = queries; q < queries + count; q++) soften(q);
-    for (int span = lowest; span < last; span += SPAN) {
-        for (Query *q = queries; q < queries + count; q++) {
-            int low = span > q->begin ? span : q->begin, high = span + SPAN < q->end ? span + SPAN : q->end;
-            if (low < high) {
-                add_values(q->out, q->scores + low - (q->begin & ~7), values + (size_t)low * dim, high - low, dim);
-            }
-        }
-    }
-    for (Query *q = queries; q < queries + count; q++) {
-        for (int d = 0; d < dim; d++) q->out[d] *= q->factor;
+    for (int i = 0; i < count; i++) {
+        float factor = 1.0f / sum_lanes(queries[i].total);
+        for (int d = 0; d < dim; d++) queries[i].out[d] *= factor;
     }
 }

@@ -9,7 +9,6 @@
 #include "layers.h"
 
 enum {
-    SCORES = 1 << 17,        /* floats of a member's attention scores; more where one row needs more */
     GROUPS_EACH = 48,        /* groups of a wide row that one task finishes */
     KEPT_BYTES = 4 << 20,    /* scratch up to this size is kept for the next call */
 };
@@ -71,15 +70,14 @@ static void place_rows(const Run *run, int layer, Member *member) {
 
 /* Attention of all rows; a task is a few rows of a segment and one key head. */
 static void attend_rows(const Run *run, int layer, Member *member) {
-    float *scores = run->scores + run->scores_each * member->index;
-    int before = 0, task = next_task(member);
+    int before = 0, task = next_task(member), each = attention_rows(run);
     for (const Segment *segment = run->segment; segment < run->segment + run->segments; segment++) {
-        int each = attention_rows(run, segment), parts = (segment->end - segment->begin + each - 1) / each;
+        int parts = (segment->end - segment->begin + each - 1) / each;
         int tasks = parts * run->shape->kv_heads;
         while (task < before + tasks) {
             int from = segment->begin + (task - before) / run->shape->kv_heads * each;
             int to = from + each < segment->end ? from + each : segment->end;
-            attend(run, layer, segment, (task - before) % run->shape->kv_heads, from, to, scores);
+            attend(run, layer, segment, (task - before) % run->shape->kv_heads, from, to);
             task = next_task(member);
         }
         before += tasks;
@@ -240,12 +238,7 @@ static void clear_padding(float *values, int rows, int width, int padded) {
 
 static void lay_out(Run *run, Arena *arena) {
     const Shape *shape = run->shape;
-    size_t rows = run->rows, group = shape->heads / shape->kv_heads, longest = 0;
-    for (int i = 0; i < run->segments; i++) {
-        size_t length = run->segment[i].first_slot + run->segment[i].end - run->segment[i].begin;
-        longest = length > longest ? length : longest;
-    }
-    size_t needed = (longest + 16) * group;
+    size_t rows = run->rows;
     run->normed = take_inputs(arena, run->rows, shape->hidden);
     run->mixed = take_inputs(arena, run->rows, shape->heads * shape->head_dim);
     run->gated = take_inputs(arena, run->rows, shape->wide);
@@ -253,8 +246,6 @@ static void lay_out(Run *run, Arena *arena) {
     run->key = take(arena, rows * shape->kv_heads * shape->head_dim * sizeof(float));
     run->value = take(arena, rows * shape->kv_heads * shape->head_dim * sizeof(float));
     run->up = take(arena, rows * run->gated.padded * sizeof(float));
-    run->scores_each = needed > SCORES ? needed : SCORES;
-    run->scores = take(arena, run->scores_each * run->threads * sizeof(float));
 }
 
 static _Thread_local char *kept;

@@ -37,12 +37,11 @@ typedef struct {
 
     /* Scratch, set up by run_layers. */
     Inputs normed, mixed, gated;
-    float *query, *key, *value, *up, *scores;
-    size_t scores_each;
+    float *query, *key, *value, *up;
 } Run;
 
-int attention_rows(const Run *run, const Segment *segment);
-void attend(const Run *run, int layer, const Segment *segment, int kv_head, int from, int to, float *scores);
+int attention_rows(const Run *run);
+void attend(const Run *run, int layer, const Segment *segment, int kv_head, int from, int to);
 
 int run_layers(Run *run);
 int run_head(const float *norm, float epsilon, const Matrix *head, const float *hidden, int rows, float *logits, int threads);

@@ -129,6 +129,4 @@ class RunStruct(ctypes.Structure):
         ("key", c_void_p),
         ("value", c_void_p),
         ("up", c_void_p),
-        ("scores", c_void_p),
-        ("scores_each", c_size_t),
     ]
