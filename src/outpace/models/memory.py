@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
 from pathlib import Path
 
 from outpace.errors import OutOfMemory
 from outpace.models.checkpoint import Checkpoint
 from outpace.models.files import format_bytes
-from outpace.models.native.matrix import format_of, packed_bytes, source_of
+from outpace.models.native.matrix import format_of, is_read_in_place, packed_bytes, source_of
 from outpace.models.precision import Precision
 
 __all__ = ["RESERVE_BYTES", "available_bytes", "estimate_bytes", "require_fit"]
@@ -38,8 +39,9 @@ def estimate_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
     """Most memory that loading a checkpoint takes, from its header alone.
 
     Linear layers are packed, the output head among them, also where it is tied to the embedding. The embedding stays as
-    stored, vectors are float32. While torch's kernels pack a layer it exists a second time in float32, which counts
-    once, for the largest; the native ones pack from the file.
+    stored, vectors are float32. While torch's kernels pack a matrix it exists a second time in float32, which counts
+    once, for the largest; the native ones pack from the file, but for kinds of blocks that they do not read: of these
+    a layer's matrices exist a second time.
 
     Args:
         checkpoint: the weights.
@@ -48,6 +50,7 @@ def estimate_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
     shapes, dtypes, kinds = checkpoint.shapes, checkpoint.dtypes, checkpoint.kinds
     native = precision.kernels == "native"
     kept = largest = 0
+    copied: Counter[str] = Counter()  # by layer
     for name, shape in shapes.items():
         if len(shape) < 2:
             kept += 4 * prod(shape)
@@ -57,14 +60,18 @@ def estimate_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
         if native:
             source = source_of(kinds.get(name), dtypes[name])
             linear = packed_bytes(format_of(precision, source, head=head), outputs, inputs)
+            if not is_read_in_place(kinds.get(name), dtypes[name]):
+                copied[name.rpartition(".layers.")[2].partition(".")[0]] += 4 * outputs * inputs
         else:
             linear = _TORCH_BYTES[precision.quantization] * outputs * inputs + 8 * outputs
             largest = max(largest, 4 * outputs * inputs)
         if name == _EMBEDDING:
-            kept += dtypes[name].itemsize * outputs * inputs + (linear if head else 0)
+            # Natively it stays in the file's own pages, which count as free memory.
+            mapped = native and is_read_in_place(kinds.get(name), dtypes[name])
+            kept += (0 if mapped else dtypes[name].itemsize * outputs * inputs) + (linear if head else 0)
         else:
             kept += linear
-    return kept + largest
+    return kept + max(largest, *copied.values(), 0)
 
 
 def require_fit(label: str, num_bytes: int, cache_bytes: int = 0) -> None:

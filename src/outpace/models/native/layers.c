@@ -3,6 +3,7 @@
  * One call runs any number of layers. Every member of the team goes through the same phases; the tasks of a phase are
  * taken one by one, and all meet before the next begins.
  */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -248,14 +249,22 @@ static void lay_out(Run *run, Arena *arena) {
     run->up = take(arena, rows * run->gated.padded * sizeof(float));
 }
 
-static _Thread_local char *kept;
+static pthread_key_t kept;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* Scratch of at least this size, and whether it is the caller's to free. */
+static void make_key(void) { pthread_key_create(&kept, free); }
+
+/* Scratch of at least this size, and whether it is the caller's to free; a small one is the thread's until it ends. */
 static char *scratch(size_t bytes, int *owned) {
     *owned = bytes > KEPT_BYTES;
     if (*owned) return aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (!kept) kept = aligned_alloc(64, KEPT_BYTES);
-    return kept;
+    pthread_once(&once, make_key);
+    char *memory = pthread_getspecific(kept);
+    if (!memory) {
+        memory = aligned_alloc(64, KEPT_BYTES);
+        pthread_setspecific(kept, memory);
+    }
+    return memory;
 }
 
 /* Runs layers [begin, end) and writes their cache rows. 0, or -1 if there is no memory. */

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -66,8 +68,7 @@ class NativeLayers:
         for number, prefix in enumerate(prefixes):
             self._load(self._layers[number], weights, prefix, precision, config.windows[number])
             progress()
-        self._cache: KvCache | None = None
-        self._pools = (ctypes.c_void_p * 1)(), (ctypes.c_void_p * 1)()
+        self._pools: _Pools | None = None
 
     def _load(
         self, layer: LayerStruct, weights: WeightSource, prefix: str, precision: Precision, window: int | None
@@ -120,7 +121,7 @@ class NativeLayers:
             ValueError: the cache's heads are not the model's, or a slot to be written is not reserved.
             OutOfMemory: no memory for the rows of this pack.
         """
-        keys, values = self._pools_of(cache)
+        pools = self._pools_of(cache)
         for segment in segments:
             if segment.length > cache.reserved(segment.lane):
                 raise ValueError(f"{segment} ends beyond the {cache.reserved(segment.lane)} reserved rows of its lane")
@@ -141,8 +142,8 @@ class NativeLayers:
             hidden=hidden.data_ptr(),
             turns=rope.data_ptr(),
             segment=ctypes.addressof(places),
-            keys=ctypes.addressof(keys),
-            values=ctypes.addressof(values),
+            keys=ctypes.addressof(pools.keys),
+            values=ctypes.addressof(pools.values),
         )
         copies = {layer: torch.empty_like(hidden) for layer in aux if begin <= layer <= end}
         entering = (ctypes.c_void_p * (len(self._layers) + 1))() if copies else None
@@ -160,9 +161,10 @@ class NativeLayers:
             return hidden
         return hidden[: len(keep)] if begin < end else hidden[keep]
 
-    def _pools_of(self, cache: KvCache) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]:
+    def _pools_of(self, cache: KvCache) -> _Pools:
         """Addresses of a cache's keys and values, a layer each."""
-        if cache is not self._cache:
+        pools = self._pools  # one attribute, so that two threads with two caches cannot mix them up
+        if pools is None or pools.cache() is not cache:
             heads = (cache.num_kv_heads, cache.head_dim, cache.num_layers)
             if heads != (self._config.num_kv_heads, self._config.head_dim, len(self._layers)):
                 raise ValueError(
@@ -171,12 +173,22 @@ class NativeLayers:
                 )
             kind = ctypes.c_void_p * cache.num_layers
             layers = range(cache.num_layers)
-            self._pools = (
+            pools = _Pools(
+                weakref.ref(cache),
                 kind(*[cache.keys(layer).data_ptr() for layer in layers]),
                 kind(*[cache.values(layer).data_ptr() for layer in layers]),
             )
-            self._cache = cache
-        return self._pools
+            self._pools = pools
+        return pools
+
+
+@dataclass(frozen=True, slots=True)
+class _Pools:
+    """Where a cache keeps each layer's rows."""
+
+    cache: weakref.ref[KvCache]
+    keys: ctypes.Array[ctypes.c_void_p]
+    values: ctypes.Array[ctypes.c_void_p]
 
 
 class NativeHead:

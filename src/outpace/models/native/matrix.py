@@ -15,7 +15,7 @@ from outpace.models.native.structures import Format, MatrixStruct, PackingStruct
 from outpace.models.precision import Precision
 from outpace.models.weights import WeightSource
 
-__all__ = ["PackedMatrices", "Stored", "bits_of", "format_of", "packed_bytes", "source_of"]
+__all__ = ["PackedMatrices", "Stored", "bits_of", "format_of", "is_read_in_place", "packed_bytes", "source_of"]
 
 PANEL, GROUP = 8, 32
 _GROUP_BYTES = {Format.F32: 128, Format.BF16: 64, Format.F16: 64, Format.Q8: 34, Format.Q4: 20, Format.Q6: 28}
@@ -97,6 +97,11 @@ def source_of(kind: str | None, dtype: torch.dtype) -> int:
     if kind is None:
         return _FLOAT_SOURCES.get(dtype, Source.F32)
     return _BLOCK_SOURCES.get(kind, Source.F16)
+
+
+def is_read_in_place(kind: str | None, dtype: torch.dtype) -> bool:
+    """Whether pack.c reads such a matrix where it lies, or needs a copy in floats."""
+    return dtype in _FLOAT_SOURCES if kind is None else kind in _BLOCK_SOURCES
 
 
 def format_of(precision: Precision, source: int, *, head: bool = False) -> int:

@@ -51,6 +51,28 @@ static void put_half(uint8_t *at, float value) {
     memcpy(at, &bits, 2);
 }
 
+/* A float's upper half, rounded to the nearest, ties to even; NaN stays NaN. */
+static void put_upper_half(uint8_t *at, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    bits = value != value ? bits | 1u << 22 : bits + 0x7fff + (bits >> 16 & 1);
+    at[0] = (uint8_t)(bits >> 16);
+    at[1] = (uint8_t)(bits >> 24);
+}
+
+/* Sum of a group that is NaN if anything in it is not finite, else 0: added to a scale, it keeps damage visible. */
+static float damage(const float *weights) {
+    float sum = 0.0f;
+    for (int i = 0; i < GROUP; i++) sum += weights[i] * 0.0f;
+    return sum;
+}
+
+/* A weight over its scale, rounded, within [least, most]; `least` for what is no number. */
+static int whole(float weight, float scale, int least, int most) {
+    float number = scale > 0.0f ? rintf(weight / scale) : 0.0f;
+    return !(number >= (float)least) ? least : number > (float)most ? most : (int)number;
+}
+
 /* Number i of 32 whose halves lie in 16 bytes: the first 16 low, the rest high. */
 static int nibble(const uint8_t *at, int i) { return i < 16 ? at[i] & 15 : at[i - 16] >> 4; }
 
@@ -160,11 +182,10 @@ static void number_group(Row *row, int g) {
         least = w[i] < least ? w[i] : least;
         most = w[i] > most ? w[i] : most;
     }
-    float scale = _cvtsh_ss(_cvtss_sh((most - least) / 15.0f, _MM_FROUND_TO_NEAREST_INT));
+    float scale = _cvtsh_ss(_cvtss_sh((most - least) / 15.0f, _MM_FROUND_TO_NEAREST_INT)) + damage(w);
     float minimum = _cvtsh_ss(_cvtss_sh(-least, _MM_FROUND_TO_NEAREST_INT));
     for (int i = 0; i < GROUP; i++) {
-        float number = scale > 0.0f ? rintf((w[i] + minimum) / scale) : 0.0f;
-        row->numbers[g * GROUP + i] = (uint8_t)(number < 0.0f ? 0.0f : number > 15.0f ? 15.0f : number);
+        row->numbers[g * GROUP + i] = (uint8_t)whole(w[i] + minimum, scale, 0, 15);
     }
     row->scale[g] = scale;
     row->minimum[g] = minimum;
@@ -176,18 +197,16 @@ static void put_row(const Packing *p, const Row *row, uint8_t *panel, int lane) 
     for (int k = 0; k < p->padded && p->format <= F16; k++) {
         if (p->format == F32) memcpy(panel + ((size_t)k * PANEL + lane) * 4, w + k, 4);
         else if (p->format == F16) put_half(panel + ((size_t)k * PANEL + lane) * 2, w[k]);
-        else memcpy(panel + ((size_t)k * PANEL + lane) * 2, (const uint8_t *)(w + k) + 2, 2);
+        else put_upper_half(panel + ((size_t)k * PANEL + lane) * 2, w[k]);
     }
     for (int g = 0; g < p->padded / GROUP && p->format == Q8; g++) {
         uint8_t *at = panel + (size_t)g * (GROUP * PANEL + 2 * PANEL);
         float most = 0.0f;
         for (int i = 0; i < GROUP; i++) most = fabsf(w[g * GROUP + i]) > most ? fabsf(w[g * GROUP + i]) : most;
-        put_half(at + GROUP * PANEL + 2 * lane, most / 127.0f);
+        put_half(at + GROUP * PANEL + 2 * lane, most / 127.0f + damage(w + g * GROUP));
         float scale = half(at + GROUP * PANEL + 2 * lane);
         for (int i = 0; i < GROUP; i++) {
-            float number = scale > 0.0f ? rintf(w[g * GROUP + i] / scale) : 0.0f;
-            number = number > 127.0f ? 127.0f : number < -127.0f ? -127.0f : number;
-            at[i / 2 * 16 + lane * 2 + i % 2] = (uint8_t)(int8_t)number;
+            at[i / 2 * 16 + lane * 2 + i % 2] = (uint8_t)(int8_t)whole(w[g * GROUP + i], scale, -127, 127);
         }
     }
     for (int g = 0; g < p->padded / GROUP && p->format == Q4; g++) {
