@@ -19,7 +19,7 @@ from engines.protocol import Answer, Prompt, Settings, parse
 
 __all__ = ["Worker", "WorkerFailed"]
 
-_BENCHMARKS = Path(__file__).resolve().parent.parent
+_START = Path(__file__).resolve().parent / "start.py"
 
 
 class WorkerFailed(Exception):
@@ -42,16 +42,15 @@ class Worker:
     ) -> None:
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
         own = {name: str(threads) for name in names}
-        fixed = {"PYTHONPATH": str(_BENCHMARKS), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        fixed = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._log = log.open("a", encoding="utf-8")
         self._log_path = log
         self._log_begin = self._log.tell()
         self._process = subprocess.Popen(
-            [str(python), "-m", module],
+            [str(python), str(_START), module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            cwd=_BENCHMARKS,
             env={**os.environ, **own, **fixed, **(environment or {})},
             start_new_session=True,
         )

@@ -115,7 +115,8 @@ def _saved_folder(path: str, scratch: str) -> Path:
     folder = Path(scratch) / f"{Path(path).stem}-openvino-{version('openvino-genai')}"
     if not (folder / "done").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, "-m", "engines.openvino_worker", path, str(folder)], check=True)
+        start = Path(__file__).with_name("start.py")
+        subprocess.run([sys.executable, str(start), "engines.openvino_worker", path, str(folder)], check=True)
         (folder / "done").touch()
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,8 @@ class CountingEngine:
         if "refuse" in self._options:
             raise ValueError("this model\nhas two lines to say")
         print("an engine's own words on standard output", flush=True)
-        self.versions = {"counting": "1.0"}
+        beside = [name for name in ("compare", "protocol", "machine") if importlib.util.find_spec(name)]
+        self.versions = {"counting": "1.0", "neighbours": ", ".join(beside) or "none"}
         self.notes = ["it counts"]
 
     def generate(self, prompt: Prompt) -> Answer:

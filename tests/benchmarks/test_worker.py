@@ -24,8 +24,7 @@ def settings(**options: str) -> Settings:
 
 
 def worker(log: Path) -> Worker:
-    both = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])
-    return Worker(Path(sys.executable), MODULE, threads=1, log=log, environment={"PYTHONPATH": both})
+    return Worker(Path(sys.executable), MODULE, threads=1, log=log, environment={"PYTHONPATH": str(ROOT)})
 
 
 def test_a_worker_loads_answers_and_ends(tmp_path: Path) -> None:
@@ -33,7 +32,7 @@ def test_a_worker_loads_answers_and_ends(tmp_path: Path) -> None:
         loaded = one.load(settings(), 60.0)
         answer, memory, others = one.generate(Prompt([5, 6], 3, False), 60.0)
         pid = one._process.pid
-    assert loaded["versions"] == {"counting": "1.0"} and loaded["notes"] == ["it counts"]
+    assert loaded["versions"] == {"counting": "1.0", "neighbours": "none"} and loaded["notes"] == ["it counts"]
     assert answer.token_ids == [1, 2, 3] and answer.passes == 1 and answer.drafted is None
     assert 0 < memory["resident"] <= memory["peak"] and others >= 0
     assert process_tree(pid) == []
