@@ -158,10 +158,11 @@ class Comparison:
         record = self.run["contenders"][contender.name]
         if record["reason"] is not None and not record["answers"]:
             return str(record["reason"])
+        lengths = [len(text) for text in score_texts(self._tokens.prompts)]
         if contender.name == REFERENCE:
-            return asdict(compare_logits(reference, reference))
+            return asdict(compare_logits(reference, reference, lengths))
         reason = self._logits(contender, other)
-        return asdict(compare_logits(reference, other)) if reason is None else reason
+        return asdict(compare_logits(reference, other, lengths)) if reason is None else reason
 
     def _logits(self, contender: Contender, path: Path) -> str | None:
         """Writes a contender's logits over the texts; returns why it could not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,38 +16,52 @@ _ROWS = 32  # at a time: 150,000 ids in float64 are a megabyte a row
 
 @dataclass(frozen=True)
 class Quality:
-    """Of teacher-forced logits, over all positions.
+    """Of teacher-forced logits, over all positions compared.
 
     Args:
         kl: mean KL(reference || engine), in nats.
+        median_kl: its median.
         agreement: share of positions with the same most likely id.
         positions: how many.
     """
 
     kl: float
+    median_kl: float
     agreement: float
     positions: int
 
 
-def compare_logits(reference: Path, other: Path) -> Quality:
+def compare_logits(reference: Path, other: Path, lengths: Sequence[int]) -> Quality:
     """Compares two .npy files of [positions, vocabulary] logits; ids beyond the smaller vocabulary are left out.
 
+    The first position of every text is left out: it sees nothing but itself, and nobody asks what follows the first
+    token of a chat template. It would decide the mean: 4.1 nats in llama.cpp with Qwen2.5-Coder-1.5B, where the median
+    of the 42 positions after it was 0.001.
+
+    Args:
+        reference: logits that are taken to be right.
+        other: those to be judged.
+        lengths: tokens of each text; the texts' positions follow each other in the files.
+
     Raises:
-        ValueError: they do not have the same positions, or hold values that are no numbers.
+        ValueError: the files do not have these positions, or hold values that are no numbers.
     """
     first, second = np.load(reference, mmap_mode="r"), np.load(other, mmap_mode="r")
-    if len(first) != len(second) or not len(first):
-        raise ValueError(f"{reference} has {len(first)} positions, {other} {len(second)}: they must be equal, and some")
+    if not len(first) == len(second) == sum(lengths):
+        raise ValueError(f"{len(first)} and {len(second)} positions are not those of texts of {list(lengths)} tokens")
     ids = min(first.shape[1], second.shape[1])
-    total, equal = 0.0, 0
-    for begin in range(0, len(first), _ROWS):
-        wanted = _log_softmax(first[begin : begin + _ROWS, :ids])
-        found = _log_softmax(second[begin : begin + _ROWS, :ids])
-        total += float((np.exp(wanted) * (wanted - found)).sum())
+    starts = np.cumsum([0, *lengths[:-1]])
+    rows = np.setdiff1d(np.arange(len(first)), starts)
+    distances, equal = [], 0
+    for begin in range(0, len(rows), _ROWS):
+        part = rows[begin : begin + _ROWS]
+        wanted, found = _log_softmax(first[part, :ids]), _log_softmax(second[part, :ids])
+        distances.append((np.exp(wanted) * (wanted - found)).sum(axis=-1))
         equal += int((wanted.argmax(-1) == found.argmax(-1)).sum())
-    if not np.isfinite(total):
+    kl = np.concatenate(distances)
+    if not np.isfinite(kl).all():
         raise ValueError(f"{reference} or {other} holds logits that are no numbers")
-    return Quality(total / len(first), equal / len(first), len(first))
+    return Quality(float(kl.mean()), float(np.median(kl)), equal / len(rows), len(rows))
 
 
 def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

@@ -12,9 +12,9 @@ Run = Mapping[str, Any]
 """What `compare.py` saves: machine, models, settings, prompts [{name, task, tokens}], contenders {name: record}.
 
 A record has engine, variant, versions, notes, load_seconds [s a round], memory {resident, peak} in bytes, quality
-{kl, agreement, positions} or a reason as text, reason (why it was not or not fully measured, or None), and answers
-[{round, prompt, token_ids, first_seconds, milliseconds_per_token, whole_milliseconds_per_token, passes, drafted,
-accepted, others_cores}].
+{kl, median_kl, agreement, positions} or a reason as text, reason (why it was not or not fully measured, or None), and
+answers [{round, prompt, token_ids, first_seconds, milliseconds_per_token, whole_milliseconds_per_token, passes,
+drafted, accepted, others_cores}].
 """
 
 
@@ -91,8 +91,8 @@ def render(run: Run) -> str:
     parts.append(f"## Whole answers\n\n{whole}\n\n{_task_table(run, 'whole_milliseconds_per_token', '.1f')}")
     about = (
         "Tokens a pass and acceptance over all prompts, where the engine says. Memory: resident after the last answer, "
-        "mapped files included (peak in brackets). KL and agreement: next-token distributions against float32 on the "
-        "dequantised weights, teacher-forced. Same text: answers equal to the same engine's without speculation. "
+        "mapped files included (peak in brackets). KL, mean (median), and agreement: next-token distributions against "
+        "float32 on the dequantised weights, teacher-forced. Same text: answers equal to the same engine's without speculation. "
         "Others: cores that other programs used meanwhile, median."
     )
     parts.append(f"## What it took\n\n{about}\n\n{_cost_table(run)}")
@@ -145,7 +145,7 @@ def _cost_table(run: Run) -> str:
                 _ratio(answers, lambda a: a["accepted"], "drafted", ".0%"),
                 f"{memory['resident'] / 1e6:.0f} ({memory['peak'] / 1e6:.0f})",
                 f"{median(record['load_seconds']):.1f}",
-                f"{quality['kl']:.2g}" if known else "-",
+                f"{quality['kl']:.2g} ({quality['median_kl']:.2g})" if known else "-",
                 f"{quality['agreement']:.1%}" if known else "-",
                 _same_text(run, record),
                 f"{median(answer['others_cores'] for answer in answers):.2f}",

@@ -97,24 +97,29 @@ def test_the_edits_are_at_least_ten_programs_with_an_instruction() -> None:
 
 
 def test_the_distance_of_logits_is_that_of_their_distributions(tmp_path: Path) -> None:
-    first = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]], dtype=np.float32))
-    second = np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.2, 0.7]], dtype=np.float32)) + 5  # a shift changes nothing
+    shares = [[0.9, 0.05, 0.05], [0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1], [0.3, 0.3, 0.4]]
+    first = np.log(np.array(shares, dtype=np.float32))
+    second = first[:, [1, 0, 2]] + 5  # two ids change places; a shift changes nothing
+    second[2] = first[2]
     np.save(tmp_path / "a.npy", first)
-    np.save(tmp_path / "b.npy", np.hstack([second, np.full((2, 4), 90, np.float32)]))  # padding is not looked at
-    found = compare_logits(tmp_path / "a.npy", tmp_path / "b.npy")
-    assert found.kl == pytest.approx((0.5 * math.log(2) - 0.25 * math.log(2)) / 2, abs=1e-6)
-    assert (found.agreement, found.positions) == (0.5, 2)
-    assert compare_logits(tmp_path / "a.npy", tmp_path / "a.npy").kl == 0
+    np.save(tmp_path / "b.npy", np.hstack([second, np.full((5, 4), 90, np.float32)]))  # padding is not looked at
+    found = compare_logits(tmp_path / "a.npy", tmp_path / "b.npy", [3, 2])  # rows 0 and 3 begin a text
+    assert found.kl == pytest.approx(0.25 * math.log(2) / 3, abs=1e-6)
+    assert (found.median_kl, found.positions) == (pytest.approx(0, abs=1e-6), 3)
+    assert found.agreement == pytest.approx(2 / 3)
+    assert compare_logits(tmp_path / "a.npy", tmp_path / "a.npy", [5]).kl == 0
 
 
 def test_logits_of_other_texts_or_no_numbers_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((2, 3), np.float32))
     np.save(tmp_path / "b.npy", np.zeros((3, 3), np.float32))
     np.save(tmp_path / "c.npy", np.full((2, 3), np.nan, np.float32))
-    with pytest.raises(ValueError, match="2 positions"):
-        compare_logits(tmp_path / "a.npy", tmp_path / "b.npy")
+    with pytest.raises(ValueError, match="2 and 3 positions are not those"):
+        compare_logits(tmp_path / "a.npy", tmp_path / "b.npy", [2])
+    with pytest.raises(ValueError, match="are not those of texts of"):
+        compare_logits(tmp_path / "a.npy", tmp_path / "a.npy", [2, 1])
     with pytest.raises(ValueError, match="no numbers"):
-        compare_logits(tmp_path / "a.npy", tmp_path / "c.npy")
+        compare_logits(tmp_path / "a.npy", tmp_path / "c.npy", [2])
 
 
 def test_only_tensors_that_cannot_be_read_are_rewritten(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def record(engine: str, variant: str, answers: list[dict[str, Any]], reason: str
         "notes": ["common", f"of {variant}"] if answers else [],
         "load_seconds": [3.0, 5.0] if answers else [],
         "memory": {"resident": 7_000_000, "peak": 9_000_000} if answers else {},
-        "quality": {"kl": 0.01234, "agreement": 0.975, "positions": 100} if answers else None,
+        "quality": {"kl": 0.01234, "median_kl": 0.002, "agreement": 0.975, "positions": 100} if answers else None,
         "reason": reason,
         "answers": answers,
     }
@@ -114,7 +114,7 @@ def test_the_report_has_every_row_and_every_reason(run: dict[str, Any]) -> None:
     assert "- absent/plain: no environment absent" in text
     assert "edit 200, chat 20" in text  # median prompt tokens
     assert "- outpace-auto: outpace-auto 1.2; common; plain: of plain; ngram: of ngram" in text
-    cost = "| outpace-auto/ngram | 1.67 | 25% | 7 (9) | 4.0 | 0.012 | 97.5% | 2 of 3 | 0.50 |"
+    cost = "| outpace-auto/ngram | 1.67 | 25% | 7 (9) | 4.0 | 0.012 (0.002) | 97.5% | 2 of 3 | 0.50 |"
     assert cost in text  # 4 + 4 + 2 tokens in 6 passes, 3 of 12 accepted, one text differs
 
 
