@@ -1,4 +1,4 @@
-"""All numbers of the rows of a request, computed in packs of any sizes, alone or beside others; and their comparison."""
+"""All numbers of the rows of a request, computed in packs of any sizes, alone or beside others, and compared."""
 
 from __future__ import annotations
 

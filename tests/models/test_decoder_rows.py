@@ -11,6 +11,7 @@ from outpace.models.decoder import RowPath
 from tests.models.rows import LENGTH, assert_same_bits, compute
 from tests.models.tiny_models import PRECISIONS, tiny_decoder
 
+
 @pytest.mark.parametrize("quantization", PRECISIONS)
 @pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2-window", "qwen3", "mistral-window"])
 @pytest.mark.usefixtures("one_thread")

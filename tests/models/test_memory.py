@@ -117,7 +117,7 @@ def test_native_counts_every_tensor_once_in_whole_panels(
 ) -> None:
     """104 outputs of 1 group and 56 of 2, each with a place for a bias."""
     head, layer = 104 * (head_group_bytes + 4), 56 * (2 * group_bytes + 4)
-    assert estimate_bytes(checkpoint_of(tmp_path, TENSORS), wanted) == EMBEDDING + NORM + head + layer
+    assert estimate_bytes(checkpoint_of(tmp_path, TENSORS), wanted) == NORM + head + layer
 
 
 @pytest.mark.parametrize("quantize", [None, *map(gguf.GGMLQuantizationType, (2, 3, 6, 8))])
@@ -126,16 +126,14 @@ def test_native_counts_every_tensor_once_in_whole_panels(
 def test_what_is_held_after_loading_is_what_was_estimated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantize: Any, tied: bool, quantization: str
 ) -> None:
-    """But for the embedding's blocks, which are counted as the floats they may become."""
+    """The embedding stays in the file."""
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
     write_gguf(tmp_path / "m.gguf", quantize=quantize, tied=tied)
     files = load_files(str(tmp_path / "m.gguf"))
     shape = files.checked_shape()
     decoder = Decoder(shape, files.checkpoint, precision=precision(quantization))
-    name = "model.embed_tokens.weight"
-    embedding = files.checkpoint.dtypes[name].itemsize * shape.vocab_size * shape.hidden_size
-    assert decoder.bytes_per_token == estimate_bytes(files.checkpoint, precision(quantization)) - embedding
-    assert decoder.weight_bytes - decoder.bytes_per_token <= embedding
+    wanted = estimate_bytes(files.checkpoint, precision(quantization))
+    assert decoder.bytes_per_token == decoder.weight_bytes == wanted
 
 
 def test_what_does_not_fit_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

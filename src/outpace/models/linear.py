@@ -192,9 +192,9 @@ def _pack_int8(weight: torch.Tensor) -> torch.ScriptObject:
     for start in range(0, outputs, _PACKING_ROWS):
         part = slice(start, start + _PACKING_ROWS)
         block = weight[part].float()
-        # An all-zero output keeps scale 1, so that nothing divides by zero.
+        # An all-zero output keeps scale 1, so that nothing divides by zero; NaN makes the scale NaN and stays visible.
         largest = block.abs().amax(1, keepdim=True)
-        scale = torch.where(largest > 0, largest / _WEIGHT_LEVELS, 1.0)
+        scale = torch.where(largest == 0, 1.0, largest / _WEIGHT_LEVELS)
         integers[part] = block.div(scale).round_()
         scales[part] = scale[:, 0]
     zeros = torch.zeros(outputs, dtype=torch.long)

@@ -74,7 +74,6 @@ def test_float_formats_hold_what_is_stored(kind: str, outputs: int, inputs: int)
         assert np.array_equal(unpacked(stored, FORMATS[kind]), floats)
 
 
-@pytest.mark.xfail(strict=True, reason="FAULT: pack.c cuts bits off for bfloat16 instead of rounding")
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
 def test_bfloat16_is_rounded_to_the_nearest(kind: str) -> None:
     stored, floats = make(kind, 9, 96)

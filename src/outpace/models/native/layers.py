@@ -244,11 +244,11 @@ class NativeHead:
 
 
 class NativeEmbedding:
-    """`stack.Embedding` that stays as it is stored, in the file's own pages where it is mapped."""
+    """`stack.Embedding` that stays as it is stored, in the file's own pages, of which a row is read now and then."""
 
     def __init__(self, weights: WeightSource, name: str) -> None:
         self._stored = Stored.find(weights, name)
-        self.weight_bytes = self._stored.data.nbytes
+        self.weight_bytes = 0 if self._stored.in_place else self._stored.data.nbytes
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """[R] int64 -> [R, H] float32."""

@@ -2,10 +2,14 @@
 
 Any C compiler will do (`$CC`, cc, gcc, clang, or `pip install outpace[compiler]`, which brings one). Without one, or
 on a processor without AVX2, the decoder runs on torch's own kernels, which are slower; `library` says why.
+
+A compiled file is named `outpace-MARK-DIGEST.so`: the mark stands for compiler, flags, processor and sources, the digest
+for the file's content. It is checked before the file is loaded, for the loader dies of a file that was cut short.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -15,10 +19,12 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from outpace.models.files import cache_folder
@@ -33,31 +39,43 @@ _FLAGS = ("-O2", "-march=native", "-mtune=haswell", "-ffp-contract=off", "-std=g
 _GCC_FLAGS = ("-fno-tree-reassoc",)
 _NEEDED = {"avx2", "fma", "f16c"}
 _TIMEOUT = 120
+_LOCK = threading.Lock()  # several threads may ask first; one compiles
 
 
 class NativeUnavailable(Exception):
     """The kernels cannot run here; the message says why and what would help."""
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
     """The loaded kernels, compiled first if this was not done before (a few seconds).
 
     Raises:
         NativeUnavailable: another processor, no compiler, or a compiler that fails.
     """
-    _require_processor()
-    reasons = []
-    for command in _compilers():
+    with _LOCK:
+        found = _outcome()
+    if isinstance(found, str):
+        raise NativeUnavailable(found)
+    return found
+
+
+@functools.cache
+def _outcome() -> ctypes.CDLL | str:
+    """The loaded kernels, or why there are none."""
+    try:
+        _require_processor()
+    except NativeUnavailable as error:
+        return str(error)
+    commands, reasons = _compilers()
+    for command in commands:
         try:
-            loaded = ctypes.CDLL(str(_compiled(command)))
+            return _loaded(command)
         except (OSError, subprocess.SubprocessError) as error:
             reasons.append(f"{' '.join(command)}: {_reason(error)}")
-            continue
-        return loaded
-    if reasons:
-        raise NativeUnavailable("the kernels do not compile here (" + "; ".join(reasons) + ")")
-    raise NativeUnavailable("there is no C compiler: install gcc or clang, or `pip install outpace[compiler]`")
+    if commands:
+        return f"the kernels do not compile here ({'; '.join(reasons)})"
+    aside = f" ({'; '.join(reasons)})" if reasons else ""
+    return f"there is no C compiler{aside}: install gcc or clang, or `pip install outpace[compiler]`"
 
 
 @functools.cache
@@ -75,10 +93,10 @@ def prepare(notify: Callable[[str], None]) -> None:
     """Compiles the kernels if that has not been done, and says so first: it takes some seconds."""
     try:
         _require_processor()
-        targets = [_target(command) for command in _compilers()]
+        marks = [_mark(command) for command in _compilers()[0]]
     except (NativeUnavailable, OSError):
         return  # `why_unavailable` tells when somebody asks for the kernels
-    if targets and not any(target.is_file() for target in targets):
+    if marks and not any(_kept(mark) for mark in marks):
         notify("compiling kernels for this processor, once, some seconds")
     why_unavailable()
 
@@ -101,57 +119,147 @@ def _processor_flags() -> str:
     return next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
 
 
-def _compilers() -> Iterator[list[str]]:
-    named = shlex.split(os.environ.get("CC", ""))
-    for command in (named, ["cc"], ["gcc"], ["clang"]):
-        if command and shutil.which(command[0]):
-            yield command
+def _compilers() -> tuple[list[list[str]], list[str]]:
+    """The commands to try, the best first, and why others are passed over."""
+    named: list[str] = []
+    reasons = []
+    try:
+        named = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        reasons.append(f"CC={os.environ['CC']!r} is no command: {error}")
+        _LOG.warning("passed over: %s", reasons[0])
+    commands = [command for command in (named, ["cc"], ["gcc"], ["clang"]) if command and shutil.which(command[0])]
     if importlib.util.find_spec("ziglang") is not None:
-        yield [sys.executable, "-m", "ziglang", "cc"]
+        commands.append([sys.executable, "-m", "ziglang", "cc"])
+    return commands, reasons
 
 
-def _target(command: list[str]) -> Path:
-    """Where the shared library lies that this compiler makes of these sources for this processor."""
+def _mark(command: list[str]) -> str:
+    """20 hex digits for what this compiler makes of these sources for this processor."""
     mark = hashlib.blake2b(repr((command, _FLAGS, _GCC_FLAGS, _processor_flags())).encode(), digest_size=10)
     for file in sorted(_SOURCES.glob("*.[ch]")):
         mark.update(file.read_bytes())
-    return cache_folder() / "kernels" / f"outpace-{mark.hexdigest()}.so"
+    return mark.hexdigest()
 
 
-def _compiled(command: list[str]) -> Path:
-    """The shared library of this compiler, made now if need be."""
-    target = _target(command)
-    if target.is_file():
-        return target
-    target = _writable(target.parent) / target.name
-    _LOG.info("compiling the kernels for this processor, once: %s", target)
-    partial = target.parent / f".{target.name}.{os.getpid()}"
+def _loaded(command: list[str]) -> ctypes.CDLL:
+    """The kernels of this compiler, from a file that is kept or, without a sound one, from one that is compiled now."""
+    mark = _mark(command)
+    for file in _kept(mark):
+        with contextlib.suppress(OSError):
+            return _load(file)
+    problem = OSError("there is no folder to compile in")
+    for find in (_cached, _temporary):
+        try:
+            return _load(_compiled(command, mark, find(make=True)))
+        except OSError as error:  # not to be written, or files there may not be run: the other folder may do
+            _LOG.debug("no kernels there: %s", error)
+            problem = error
+    raise problem
+
+
+def _load(file: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError:
+        _discard(file)
+        raise
+
+
+def _kept(mark: str) -> list[Path]:
+    """Compiled files with this mark whose content is what was written; others of this mark are removed."""
+    sound = []
+    for find in (_cached, _temporary):
+        try:
+            files = sorted(find(make=False).glob(f"outpace-{mark}-*.so"))
+        except OSError as error:
+            _LOG.debug("no kernels there: %s", error)
+            continue
+        for file in files:
+            try:
+                content = file.read_bytes()
+            except OSError as error:
+                _LOG.debug("%s cannot be read: %s", file, error)
+                continue
+            if file.name == _name(mark, content):
+                sound.append(file)
+            else:
+                _discard(file)
+    return sound
+
+
+def _name(mark: str, content: bytes) -> str:
+    return f"outpace-{mark}-{hashlib.blake2b(content, digest_size=10).hexdigest()}.so"
+
+
+def _discard(file: Path) -> None:
+    _LOG.info("%s is damaged or cannot be loaded: it is removed", file)
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        _LOG.debug("%s cannot be removed: %s", file, error)
+
+
+def _compiled(command: list[str], mark: str, folder: Path) -> Path:
+    """The shared library that this compiler makes now."""
+    _LOG.info("compiling the kernels for this processor, once, into %s", folder)
+    handle, name = tempfile.mkstemp(prefix=f".outpace-{mark}-", suffix=".partial", dir=folder)
+    os.close(handle)
+    partial = Path(name)
     try:
         _compile(command, [str(file) for file in sorted(_SOURCES.glob("*.c"))], partial)
-        partial.replace(target)
+        with partial.open("rb") as file:
+            content = file.read()
+            os.fsync(file.fileno())  # else a power cut may leave the new name with a part of the content
+        if not content:
+            raise subprocess.SubprocessError("exit status 0, but nothing was written")
+        partial.chmod(0o755)  # mkstemp lets nobody else read, and a cache may be shared
+        return partial.replace(folder / _name(mark, content))
     finally:
         partial.unlink(missing_ok=True)
-    return target
 
 
 def _compile(command: list[str], sources: list[str], target: Path) -> None:
     for extra in (_GCC_FLAGS, ()):
         arguments = [*command, *_FLAGS, *extra, *sources, "-o", str(target), "-ldl", "-lm"]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        try:
+            done = subprocess.run(
+                arguments, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
+            )
+        except OSError as error:  # it does not start, wherever it should write
+            raise subprocess.SubprocessError(str(error)) from error
         if done.returncode == 0:
             return
     raise subprocess.SubprocessError((done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0])
 
 
-def _writable(folder: Path) -> Path:
-    """The folder, or one for this process alone where it cannot be written."""
+def _cached(*, make: bool) -> Path:
+    """The folder of kernels in the cache; OSError if there can be none."""
     try:
+        folder = cache_folder() / "kernels"
+    except RuntimeError as error:  # this user has no home directory
+        raise FileNotFoundError(f"no cache folder: {error}") from error
+    if make:
         folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError as error:
-        _LOG.debug("%s cannot be made: %s", folder, error)
-    return Path(tempfile.mkdtemp(prefix="outpace-kernels-"))
+    return folder
+
+
+def _temporary(*, make: bool) -> Path:
+    """This user's folder among the temporary files, for a cache that cannot be written: one, whatever is started.
+
+    OSError if there is none, or if somebody else could put kernels there.
+    """
+    folder = Path(tempfile.gettempdir()) / f"outpace-kernels-{os.getuid()}"
+    if make:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(
+            f"{folder} is not a folder of this user alone (mode 700): remove it, or set OUTPACE_CACHE to a folder that "
+            "can be written"
+        )
+    return folder
 
 
 def _reason(error: Exception) -> str:

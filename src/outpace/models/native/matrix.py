@@ -46,12 +46,14 @@ class Stored:
         data: [outputs, ...] of bytes or floats; rows follow each other.
         outputs: rows.
         inputs: weights a row.
+        in_place: the data are the checkpoint's own, not a copy.
     """
 
     source: int
     data: torch.Tensor
     outputs: int
     inputs: int
+    in_place: bool = True
 
     @classmethod
     def find(cls, weights: WeightSource, name: str, outputs: int | None = None) -> Stored:
@@ -62,9 +64,11 @@ class Stored:
                 _BLOCK_SOURCES[blocks.kind], blocks.data.contiguous(), outputs or blocks.shape[0], blocks.shape[1]
             )
         tensor = weights.get(name)
+        in_place = blocks is None and tensor.dtype in _FLOAT_SOURCES
         if tensor.dtype not in _FLOAT_SOURCES:
             tensor = tensor.float()
-        return cls(_FLOAT_SOURCES[tensor.dtype], tensor.contiguous(), outputs or len(tensor), tensor.shape[1])
+        source = _FLOAT_SOURCES[tensor.dtype]
+        return cls(source, tensor.contiguous(), outputs or len(tensor), tensor.shape[1], in_place)
 
     @property
     def padded(self) -> int:
