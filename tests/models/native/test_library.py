@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import platform
+import pwd
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +26,7 @@ from outpace.models.native.library import NativeUnavailable, library, why_unavai
 from outpace.models.torch_layers import TorchLayers
 from tests.models.tiny_models import lanes, pack_of, random_ids, reference_model, tiny_weights
 
-CACHED = (module.library, module.why_unavailable, module._processor_flags)
+CACHED = (module._outcome, module.why_unavailable, module._processor_flags)
 
 
 @pytest.fixture(scope="session")
@@ -33,15 +38,21 @@ def built() -> Path:
 @pytest.fixture(autouse=True)
 def forgotten(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is remembered before and after a test, and what it compiles goes to a folder of its own."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CC", raising=False)
-    for function in CACHED:
-        function.cache_clear()
+    forget()
     yield
     monkeypatch.undo()
+    forget()
+    library()
+
+
+def forget() -> None:
+    """As in a process that was just started."""
     for function in CACHED:
         function.cache_clear()
-    library()
 
 
 class Compilers:
@@ -120,7 +131,7 @@ def test_with_kernels_nothing_is_said(compilers: Compilers, caplog: pytest.LogCa
 def test_compiled_once(compilers: Compilers, tmp_path: Path) -> None:
     compilers.add_good("cc")
     for _ in range(3):
-        library.cache_clear()
+        forget()
         assert library().run_layers is not None
     assert len(compilers.calls("cc")) == 1
     (kept,) = (tmp_path / "cache/kernels").iterdir()  # nothing half-done beside it
@@ -134,11 +145,11 @@ def test_compiled_again_for_another_processor_or_compiler(
     compilers.add_good("other")
     library()
     monkeypatch.setenv("CC", "other")
-    library.cache_clear()
+    forget()
     library()
     assert (len(compilers.calls("cc")), len(compilers.calls("other"))) == (1, 1)
     monkeypatch.setattr(module, "_processor_flags", lambda: "avx2 fma f16c new_feature")
-    library.cache_clear()
+    forget()
     library()
     assert (len(compilers.calls("cc")), len(compilers.calls("other"))) == (1, 2)
 
@@ -170,11 +181,29 @@ def test_a_cc_that_is_not_there_is_passed_over(compilers: Compilers, monkeypatch
     assert len(compilers.calls("clang")) == 1
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="FAULT: a CC that cannot be split ends in a traceback")
-def test_a_cc_with_an_open_quotation(compilers: Compilers, monkeypatch: pytest.MonkeyPatch) -> None:
-    compilers.add_good("cc")
+def test_a_cc_with_an_open_quotation(
+    compilers: Compilers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("CC", 'cc -DNAME="x')
+    reason = """CC='cc -DNAME="x' is no command: No closing quotation"""
+    module.prepare(pytest.fail)
+    with pytest.raises(NativeUnavailable, match=rf"there is no C compiler \({reason}\): install gcc"):
+        library()
+    compilers.add("cc", "exit 1")
+    forget()
+    with pytest.raises(NativeUnavailable, match=rf"the kernels do not compile here \({reason}; cc: exit status 1\)"):
+        library()
+    compilers.add_good("cc")
+    forget()
+    caplog.clear()
     library()
+    assert [record.message for record in caplog.records] == [f"passed over: {reason}"]
+
+
+def test_words_of_a_compiler_that_are_no_text(compilers: Compilers) -> None:
+    compilers.add("cc", "printf 'wrong \\377\\376 bytes' >&2; exit 1")
+    with pytest.raises(NativeUnavailable, match=r"cc: wrong .+ bytes\)"):
+        library()
 
 
 def test_a_compiler_that_fails_is_reported_with_its_first_line(compilers: Compilers) -> None:
@@ -191,12 +220,16 @@ def test_the_next_compiler_is_tried_after_one_that_fails(compilers: Compilers) -
     assert compilers.calls("cc") and compilers.calls("gcc")
 
 
-def test_a_compiler_that_writes_nothing_or_rubbish(compilers: Compilers) -> None:
+def test_a_compiler_that_writes_nothing_or_rubbish(compilers: Compilers, tmp_path: Path) -> None:
     compilers.add("cc", "exit 0")
     rubbish = 'if [ "$before" = -o ]; then echo rubbish > "$each"; fi'
     compilers.add("gcc", f'for each; do {rubbish}; before="$each"; done')
-    with pytest.raises(NativeUnavailable, match=r"cc: .*No such file.*; gcc: .*(too short|invalid ELF|file format)"):
+    with pytest.raises(
+        NativeUnavailable, match=r"cc: .*nothing was written; gcc: .*(too short|invalid ELF|file format)"
+    ):
         library()
+    for folder in (tmp_path / "cache/kernels", temporary_folder(tmp_path)):
+        assert list(folder.iterdir()) == []
 
 
 def test_a_compiler_without_the_flags_of_gcc(compilers: Compilers) -> None:
@@ -222,24 +255,209 @@ def test_the_compiler_that_a_package_brings(compilers: Compilers, monkeypatch: p
     assert compilers.calls("python")[0][:3] == ["-m", "ziglang", "cc"]
 
 
-def test_a_cache_folder_that_cannot_be_written(
+def temporary_folder(tmp_path: Path) -> Path:
+    return tmp_path / "temporary" / f"outpace-kernels-{os.getuid()}"
+
+
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(f"uid not found: {uid}")
+
+    for name in ("OUTPACE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(RuntimeError):
+        Path.home()
+
+
+def no_such_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTPACE_CACHE", "~nouser-of-this-name/x")
+
+
+def a_file_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(os.environ["OUTPACE_CACHE"]).write_text("a file")
+
+
+def no_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, honest = Path(os.environ["OUTPACE_CACHE"]) / "kernels", tempfile.mkstemp
+
+    def mkstemp(**options: Any) -> tuple[int, str]:
+        if options["dir"] == folder:
+            raise PermissionError(f"Permission denied: {folder}")
+        return honest(**options)
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+
+
+def nothing_may_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like a file system that is mounted with noexec."""
+    cache, honest = os.environ["OUTPACE_CACHE"], ctypes.CDLL
+
+    def load(name: str) -> ctypes.CDLL:
+        if name.startswith(cache):
+            raise OSError(f"{name}: failed to map segment from shared object")
+        return honest(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+
+
+@pytest.mark.parametrize(
+    "hinder", [no_home, no_such_user, a_file_in_the_way, no_permission, nothing_may_be_run], ids=lambda it: it.__name__
+)
+def test_without_a_cache_one_temporary_folder_of_this_user_is_kept(
+    compilers: Compilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hinder: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    compilers.add_good("cc")
+    hinder(monkeypatch)
+    said: list[str] = []
+    loaded, calls = [], []
+    for _ in range(3):
+        forget()
+        module.prepare(said.append)
+        loaded.append(Path(library()._name))
+        calls.append(len(compilers.calls("cc")))
+    assert len(said) == 1 and calls[0] == calls[2]
+    assert [path for path in (tmp_path / "temporary").iterdir()] == [temporary_folder(tmp_path)]
+    assert list(temporary_folder(tmp_path).iterdir()) == loaded[:1] and len(set(loaded)) == 1
+    assert stat.S_IMODE(temporary_folder(tmp_path).stat().st_mode) == 0o700
+    assert not list((tmp_path / "cache").glob("kernels/*"))
+
+
+def test_with_a_cache_no_temporary_folder_is_made(compilers: Compilers, tmp_path: Path) -> None:
+    compilers.add_good("cc")
+    loaded = Path(library()._name)
+    assert loaded.parent == tmp_path / "cache/kernels"
+    assert stat.S_IMODE(loaded.stat().st_mode) == 0o755  # of use to all who share the cache
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize("fault", ["open to others", "a link", "a file", "of somebody else"])
+def test_a_temporary_folder_that_others_could_write(
+    compilers: Compilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """What lies there is neither loaded nor added to: anybody may have put it there."""
+    compilers.add_good("cc")
+    a_file_in_the_way(monkeypatch)
+    library()
+    folder = temporary_folder(tmp_path)
+    if fault == "open to others":
+        folder.chmod(0o770)
+    elif fault == "of somebody else":
+        monkeypatch.setattr(os, "getuid", lambda: 54321)
+        folder = folder.rename(temporary_folder(tmp_path))
+    else:
+        elsewhere = folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(elsewhere) if fault == "a link" else folder.write_text("a file")
+    forget()
+    message = rf"cc: {folder} is not a folder of this user alone .*set OUTPACE_CACHE to a folder that can be written"
+    with pytest.raises(NativeUnavailable, match=message):
+        library()
+    assert len(compilers.calls("cc")) == 1
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "changed"])
+def test_a_damaged_file_is_compiled_again_and_never_loaded(
+    compilers: Compilers, tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    compilers.add_good("cc")
+    file, whole = Path(library()._name), built.read_bytes()
+    changed = whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]
+    file.unlink()  # what is loaded must not change under it
+    file.write_bytes({"empty": b"", "cut": whole[: len(whole) // 2], "changed": changed}[damage])
+    honest = ctypes.CDLL
+
+    def load(name: str) -> ctypes.CDLL:
+        assert Path(name).read_bytes() == whole  # else this process might die of SIGBUS
+        return honest(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    said: list[str] = []
+    for _ in range(2):
+        forget()
+        module.prepare(said.append)
+        assert library()._name == str(file)
+    assert len(said) == 1 and len(compilers.calls("cc")) == 2
+    assert list((tmp_path / "cache/kernels").iterdir()) == [file]
+
+
+def test_a_damaged_file_that_cannot_be_removed(
     compilers: Compilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernels go to a folder of this process: here a file stands in the way."""
     compilers.add_good("cc")
-    (tmp_path / "cache").write_text("a file")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    file = Path(library()._name)
+    file.unlink()
+    file.write_bytes(b"")
+    honest = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path == file:
+            raise PermissionError("read-only file system")
+        honest(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    no_permission(monkeypatch)
+    for _ in range(2):
+        forget()
+        assert Path(library()._name).parent == temporary_folder(tmp_path)
+    assert len(compilers.calls("cc")) == 2
+
+
+def test_a_whole_file_that_does_not_load_is_compiled_again(compilers: Compilers, tmp_path: Path) -> None:
+    compilers.add_good("cc")
+    file = Path(library()._name)
+    mark = file.name.split("-")[1]
+    rubbish = file.with_name(module._name(mark, b"rubbish"))
+    file.unlink()
+    rubbish.write_bytes(b"rubbish")
+    forget()
+    assert library()._name == str(file)
+    assert len(compilers.calls("cc")) == 2
+    assert list((tmp_path / "cache/kernels").iterdir()) == [file]
+
+
+def test_the_content_is_on_disk_before_it_has_its_name(
+    compilers: Compilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilers.add_good("cc")
+    honest, flushed = os.fsync, []
+
+    def fsync(handle: int) -> None:
+        assert not list((tmp_path / "cache/kernels").glob("*.so"))
+        flushed.append(os.fstat(handle).st_ino)
+        honest(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
     loaded = Path(library()._name)
-    assert loaded.is_relative_to(tmp_path / "temporary") and loaded.is_file()
+    assert flushed == [loaded.stat().st_ino]
 
 
-def test_a_folder_without_permission(compilers: Compilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_done_files_have_names_of_their_own(compilers: Compilers) -> None:
+    """Threads and processes that compile at the same time do not write into one file."""
     compilers.add_good("cc")
-    allowed = os.access
-    folder = tmp_path / "cache/kernels"
-    monkeypatch.setattr(os, "access", lambda path, mode, **rest: path != folder and allowed(path, mode, **rest))
-    assert not Path(library()._name).is_relative_to(folder)
+    for _ in range(3):
+        forget()
+        Path(library()._name).unlink()
+    written = [arguments[arguments.index("-o") + 1] for arguments in compilers.calls("cc")]
+    assert len(set(written)) == len(written) == 3
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_threads_that_ask_at_the_same_time_compile_once(compilers: Compilers, good: bool) -> None:
+    compilers.add_good("real")
+    compilers.add("cc", f'/bin/sleep 0.3\n{compilers.folder}/real "$@"' if good else "/bin/sleep 0.3; exit 1")
+    barrier = threading.Barrier(4)
+
+    def ask() -> object:
+        barrier.wait(60)
+        try:
+            return library()
+        except NativeUnavailable as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [future.result() for future in [pool.submit(ask) for _ in range(4)]]
+    assert len(set(answers)) == 1 and isinstance(answers[0], str) != good
+    assert len(compilers.calls("cc")) == (1 if good else 2)  # with and without the flags of gcc
 
 
 @pytest.mark.parametrize(

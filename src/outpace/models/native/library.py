@@ -3,8 +3,8 @@
 Any C compiler will do (`$CC`, cc, gcc, clang, or `pip install outpace[compiler]`, which brings one). Without one, or
 on a processor without AVX2, the decoder runs on torch's own kernels, which are slower; `library` says why.
 
-A compiled file is named `outpace-MARK-DIGEST.so`: the mark stands for compiler, flags, processor and sources, the digest
-for the file's content. It is checked before the file is loaded, for the loader dies of a file that was cut short.
+A compiled file is named `outpace-MARK-DIGEST.so`: the mark stands for compiler, flags, processor and sources, the
+digest for the file's content. It is checked before the file is loaded: a process may die of loading one cut short.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def _outcome() -> ctypes.CDLL | str:
     except NativeUnavailable as error:
         return str(error)
     commands, reasons = _compilers()
+    for reason in reasons:
+        _LOG.warning("passed over: %s", reason)
     for command in commands:
         try:
             return _loaded(command)
@@ -127,7 +129,6 @@ def _compilers() -> tuple[list[list[str]], list[str]]:
         named = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
         reasons.append(f"CC={os.environ['CC']!r} is no command: {error}")
-        _LOG.warning("passed over: %s", reasons[0])
     commands = [command for command in (named, ["cc"], ["gcc"], ["clang"]) if command and shutil.which(command[0])]
     if importlib.util.find_spec("ziglang") is not None:
         commands.append([sys.executable, "-m", "ziglang", "cc"])
