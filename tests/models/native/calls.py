@@ -77,7 +77,7 @@ def attend(
     segments: Sequence[Segment],
     window: int | None = None,
     *,
-    scores: int = 1 << 17,
+    each: int | None = None,
 ) -> torch.Tensor:
     """Attention of a pack's rows over one layer's cache.
 
@@ -87,7 +87,7 @@ def attend(
         values: the same.
         segments: where the rows belong, in order.
         window: slots a row sees at most.
-        scores: floats of the scratch for scores, which decide how many rows a task takes.
+        each: rows of a task; None as many as the kernels take.
 
     Returns:
         [R, heads, dim].
@@ -110,16 +110,12 @@ def attend(
         values=ctypes.addressof(pointers[1]),
         mixed=InputsStruct(count=rows, padded=padded, groups=padded // GROUP, values=out.data_ptr()),
         query=query.data_ptr(),
-        scores_each=scores,
     )
-    scratch = torch.full((max(scores, (capacity + 16) * (heads // kv_heads)),), float("nan"))
+    each = each or library().attention_rows(ctypes.byref(run))
     for segment in segments:
         place = SegmentStruct(segment.lane, segment.begin, segment.end, segment.first_slot)
-        each = library().attention_rows(ctypes.byref(run), ctypes.byref(place))
         for begin in range(segment.begin, segment.end, each):
             for head in range(kv_heads):
                 end = min(begin + each, segment.end)
-                library().attend(
-                    ctypes.byref(run), 0, ctypes.byref(place), head, begin, end, ctypes.c_void_p(scratch.data_ptr())
-                )
+                library().attend(ctypes.byref(run), 0, ctypes.byref(place), head, begin, end)
     return out[:, : heads * dim].view(rows, heads, dim)

@@ -12,7 +12,7 @@ LENGTH = 304
 KV_HEADS = 2
 DIMS, GROUPS, WINDOWS = (8, 12, 16, 64, 80, 128), (1, 3, 6, 9), (None, 1, 7, 8, 9, 64, 65, 128)
 SHAPES = [(dim, group) for dim in DIMS for group in GROUPS]
-EDGES = [edge + i for edge in (8, 16, 64, 128, 192, 256) for i in (-1, 0, 1)]
+EDGES = [edge + i for edge in (8, 16, 32, 64, 96, 128, 192, 256) for i in (-1, 0, 1)]
 
 each_shape = pytest.mark.parametrize(("dim", "group"), SHAPES)
 each_window = pytest.mark.parametrize("window", WINDOWS)
@@ -29,7 +29,7 @@ class Case:
         self.values = torch.randn(2, KV_HEADS, LENGTH, dim, generator=generator)
         self.group, self.window = group, window
 
-    def rows(self, begin: int, end: int, *, scores: int = 1 << 17, stale: float | None = None) -> torch.Tensor:
+    def rows(self, begin: int, end: int, *, each: int | None = None, stale: float | None = None) -> torch.Tensor:
         """Rows [begin, end) in one segment; `stale` in every slot none of them must see."""
         keys, values = self.keys, self.values
         if stale is not None:
@@ -40,7 +40,7 @@ class Case:
                 pool[1, :, :first] = stale
                 pool[1, :, end:] = stale
         segment = Segment(1, 0, end - begin, begin)
-        return attend(self.query[begin:end], keys, values, [segment], self.window, scores=scores)
+        return attend(self.query[begin:end], keys, values, [segment], self.window, each=each)
 
     def alone(self, rows: range) -> torch.Tensor:
         return torch.cat([self.rows(row, row + 1) for row in rows])
@@ -90,11 +90,10 @@ def test_blocks_at_every_edge(dim: int, group: int, window: int | None) -> None:
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("group", GROUPS)
 def test_any_number_of_rows_in_a_task(group: int, window: int | None) -> None:
-    """The room for scores decides how many rows are computed together, down to one."""
     case = Case(16, group, window)
     wanted = case.rows(0, LENGTH)
-    for rows in (0, 1, 2, 3, 20):
-        assert torch.equal(case.rows(0, LENGTH, scores=(LENGTH + 16) * group * rows), wanted)
+    for each in (1, 2, 7, 64, LENGTH):
+        assert torch.equal(case.rows(0, LENGTH, each=each), wanted), each
 
 
 @pytest.mark.parametrize("stale", [float("nan"), float("inf"), float("-inf"), 1e30], ids=str)
