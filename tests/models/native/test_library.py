@@ -196,6 +196,7 @@ def test_a_cc_with_an_open_quotation(
     compilers.add_good("cc")
     forget()
     caplog.clear()
+    module.prepare(lambda text: None)
     library()
     assert [record.message for record in caplog.records] == [f"passed over: {reason}"]
 
@@ -317,7 +318,7 @@ def test_without_a_cache_one_temporary_folder_of_this_user_is_kept(
         loaded.append(Path(library()._name))
         calls.append(len(compilers.calls("cc")))
     assert len(said) == 1 and calls[0] == calls[2]
-    assert [path for path in (tmp_path / "temporary").iterdir()] == [temporary_folder(tmp_path)]
+    assert list((tmp_path / "temporary").iterdir()) == [temporary_folder(tmp_path)]
     assert list(temporary_folder(tmp_path).iterdir()) == loaded[:1] and len(set(loaded)) == 1
     assert stat.S_IMODE(temporary_folder(tmp_path).stat().st_mode) == 0o700
     assert not list((tmp_path / "cache").glob("kernels/*"))
