@@ -92,8 +92,8 @@ def render(run: Run) -> str:
     about = (
         "Tokens a pass and acceptance over all prompts, where the engine says. Memory: resident after the last answer, "
         "mapped files included (peak in brackets). KL, mean (median), and agreement: next-token distributions against "
-        "float32 on the dequantised weights, teacher-forced. Same text: answers equal to the same engine's without speculation. "
-        "Others: cores that other programs used meanwhile, median."
+        "float32 on the dequantised weights, teacher-forced. Same text: answers equal to the same engine's "
+        "without speculation. Others: cores that other programs used meanwhile, median."
     )
     parts.append(f"## What it took\n\n{about}\n\n{_cost_table(run)}")
     parts.append("## Where outpace stands\n\n" + _loss_text(run))
