@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -228,6 +229,7 @@ def main() -> None:
         parser.error(str(error))
     comparison = Comparison(args, files, Tokens.encode(target, chosen, print), contenders)
     print(f"{comparison.run['machine']}\n{len(chosen)} prompts, {len(contenders)} contenders", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended like Ctrl-C: no worker is left behind
     try:
         comparison.measure()
         if not args.no_quality:
