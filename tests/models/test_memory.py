@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers(monkeypatch: pytest.Monk
     assert message.startswith(
         "Big-7B needs 3 GB for weights, 732 MB for the cache and 268 MB to work with, 4 GB of memory"
     )
-    assert "a smaller model, quantization int8, or fewer cache_tokens" in message
+    assert "a smaller model, another quantization (int4 takes least), or fewer cache_tokens" in message
 
 
 def test_no_refusal_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def layer_bytes(config: DecoderConfig, precision: Precision) -> int:
         if not name.startswith(_FIRST) or len(shape) < 2:
             continue
         if precision.kernels == "native":
-            total += packed_bytes(format_of(precision, source_of(None, torch.float16)), *shape)
+            total += packed_bytes(format_of(precision, source_of(None, torch.float16), blocks=False), *shape)
         else:
             total += prod(shape) * (1 if precision.quantization == "int8" else 4)
     return total

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from outpace.errors import CheckpointError
 from outpace.models.files import describe_impostor
-from outpace.models.stored import QuantizedBlocks, kinds_in_metadata, matrix_shape
+from outpace.models.stored import QuantizedBlocks, kinds_in_metadata, matrix_shape, rows_are_finite
 
 __all__ = ["Checkpoint", "first_line", "read_json"]
 
@@ -140,13 +140,19 @@ class Checkpoint:
         """One matrix as a GGUF file stores it, or None if it is stored as floats.
 
         Raises:
-            CheckpointError: there is no such tensor, or it cannot be read.
+            CheckpointError: there is no such tensor, it cannot be read, or its scales are not finite.
         """
         stored = self._stored(name)
         if stored.kind is None:
             return None
         rows, columns = stored.shape
-        return QuantizedBlocks(stored.kind, (rows, columns), self._read(name))
+        blocks = QuantizedBlocks(stored.kind, (rows, columns), self._read(name))
+        if not rows_are_finite(blocks.data.numpy(), stored.kind):
+            raise CheckpointError(
+                f"{stored.file}: tensor {name!r} holds values that are not finite: a damaged file; delete "
+                f"{stored.file.parent} if it is outpace's copy of a GGUF file, which is then made again"
+            )
+        return blocks
 
     def _stored(self, name: str) -> _Stored:
         if name not in self._tensors:

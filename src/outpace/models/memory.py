@@ -59,7 +59,7 @@ def estimate_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
         head = name == _HEAD or (name == _EMBEDDING and _HEAD not in shapes)
         if native:
             source = source_of(kinds.get(name), dtypes[name])
-            linear = packed_bytes(format_of(precision, source, head=head), outputs, inputs)
+            linear = packed_bytes(format_of(precision, source, blocks=name in kinds, head=head), outputs, inputs)
             if not is_read_in_place(kinds.get(name), dtypes[name]):
                 copied[name.rpartition(".layers.")[2].partition(".")[0]] += 4 * outputs * inputs
         else:
@@ -93,7 +93,7 @@ def require_fit(label: str, num_bytes: int, cache_bytes: int = 0) -> None:
     )
     raise OutOfMemory(
         f"{label} needs {parts} and {format_bytes(RESERVE_BYTES)} to work with, {format_bytes(free)} of memory are "
-        "free: take a smaller model, quantization int8, or fewer cache_tokens"
+        "free: take a smaller model, another quantization (int4 takes least), or fewer cache_tokens"
     )
 
 

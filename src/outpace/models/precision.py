@@ -45,10 +45,10 @@ class Precision:
         """In a few words, for people."""
         if self.kernels == "torch":
             return "int8 (7-bit weights, 8-bit activations, torch's kernels)" if self.quantization == "int8" else "fp32"
-        stored = {"auto": "weights as stored", "float32": "fp32 weights"}
+        stored = {"auto": "weights as stored, blocks in fp32", "float32": "fp32 weights"}
         return {
             "int8": "int8 (8-bit weights, 16-bit activations)",
             "int4": "int4 (4-bit weights, 8-bit activations; 8-bit head)",
-            "file": "quantised as in the file (4-bit blocks exactly, larger ones in 8 bits)",
+            "file": "as the file is quantised (4- to 6-bit blocks with their numbers, others in 8 bits)",
             "none": f"not quantised ({stored.get(self.dtype, f'{self.dtype} weights')}, fp32 products)",
         }[self.quantization]

@@ -145,8 +145,8 @@ def _count_changed(decoder: Decoder, progress: Progress) -> tuple[int, int, byte
     if not all(bool(row.isfinite().all()) for row in alone):
         # Not a number equals nothing, itself included: the comparison below would blame the kernels.
         raise CheckpointError(
-            "what the model computes is not finite (NaN or infinite logits): its weights are damaged, "
-            "or its config.json belongs to another model"
+            "what the model computes is not finite (NaN or infinite logits): its weights are damaged "
+            "or beyond what this precision holds, or its config.json belongs to another model"
         )
     changed = 0
     for arrangement in _ARRANGEMENTS:

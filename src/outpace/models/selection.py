@@ -37,6 +37,11 @@ def select_precision(config: EngineConfig, checkpoint: Checkpoint) -> Precision:
             quantization = "int8" if has_int8() else "none"
         else:
             quantization = "file" if checkpoint.kinds else "int8"
+    if reason is not None and quantization in ("file", "int4"):
+        raise InvalidParameter(
+            f"quantization={quantization!r} needs the native kernels, which do not run here ({reason}); "
+            "without them: int8 or none"
+        )
     return Precision(quantization, config.dtype, kernels)
 
 

@@ -80,7 +80,7 @@ class NativeLayers:
             stored = Stored.find(weights, f"{prefix}{name}.weight")
             has_bias = biased.get(name.split(".")[1][0], False) if "attn" in name else config.mlp_bias
             bias = weights.get(f"{prefix}{name}.bias") if has_bias else None
-            parts.append((stored, format_of(precision, stored.source), bias))
+            parts.append((stored, format_of(precision, stored.source, blocks=stored.blocks), bias))
         packed = PackedMatrices(parts)
         self._kept.append(packed)
         self._formats.update(format for _, format, _ in parts)
@@ -214,7 +214,7 @@ class NativeHead:
     ) -> NativeHead:
         """The head and its norm from these tensors, cut to `vocab_size` ids."""
         stored = Stored.find(weights, name, vocab_size)
-        format = format_of(precision, stored.source, head=True)
+        format = format_of(precision, stored.source, blocks=stored.blocks, head=True)
         return cls(config, weights.get(norm), PackedMatrices([(stored, format, None)]), bits_of(format))
 
     def with_norm(self, norm: torch.Tensor) -> NativeHead:

@@ -47,6 +47,7 @@ class Stored:
         outputs: rows.
         inputs: weights a row.
         in_place: the data are the checkpoint's own, not a copy.
+        blocks: the checkpoint stores blocks, of whatever kind.
     """
 
     source: int
@@ -54,21 +55,22 @@ class Stored:
     outputs: int
     inputs: int
     in_place: bool = True
+    blocks: bool = False
 
     @classmethod
     def find(cls, weights: WeightSource, name: str, outputs: int | None = None) -> Stored:
         """A matrix of a checkpoint, or its first `outputs` rows. KeyError if there is none of that name."""
         blocks = weights.blocks(name)
         if blocks is not None and blocks.kind in _BLOCK_SOURCES:
-            return cls(
-                _BLOCK_SOURCES[blocks.kind], blocks.data.contiguous(), outputs or blocks.shape[0], blocks.shape[1]
-            )
+            rows, columns = blocks.shape
+            data = blocks.data.contiguous()
+            return cls(_BLOCK_SOURCES[blocks.kind], data, outputs or rows, columns, blocks=True)
         tensor = weights.get(name)
         in_place = blocks is None and tensor.dtype in _FLOAT_SOURCES
         if tensor.dtype not in _FLOAT_SOURCES:
             tensor = tensor.float()
         source = _FLOAT_SOURCES[tensor.dtype]
-        return cls(source, tensor.contiguous(), outputs or len(tensor), tensor.shape[1], in_place)
+        return cls(source, tensor.contiguous(), outputs or len(tensor), tensor.shape[1], in_place, blocks is not None)
 
     @property
     def padded(self) -> int:
@@ -108,21 +110,22 @@ def is_read_in_place(kind: str | None, dtype: torch.dtype) -> bool:
     return dtype in _FLOAT_SOURCES if kind is None else kind in _BLOCK_SOURCES
 
 
-def format_of(precision: Precision, source: int, *, head: bool = False) -> int:
+def format_of(precision: Precision, source: int, *, blocks: bool, head: bool = False) -> int:
     """The format a matrix is computed in.
 
     Args:
         precision: what was asked for; of the native kernels.
         source: how the matrix is stored.
+        blocks: it is stored as blocks, whatever they are read as.
         head: it is the output head, which four bits would hurt most.
     """
     if precision.quantization == "none":
-        return _DTYPES.get(precision.dtype, _FLOAT_FORMATS.get(source, Format.F32))
+        return _DTYPES.get(precision.dtype, Format.F32 if blocks else _FLOAT_FORMATS[source])
     if precision.quantization == "int8":
         return Format.Q8
     if precision.quantization == "int4":
         return _as_stored(source, Format.Q8) if head else Format.Q4
-    return _as_stored(source, _FLOAT_FORMATS.get(source, Format.Q8))  # "file"
+    return _as_stored(source, Format.Q8 if blocks else _FLOAT_FORMATS[source])  # "file"
 
 
 def _as_stored(source: int, otherwise: int) -> int:

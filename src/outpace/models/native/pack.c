@@ -1,6 +1,7 @@
 /* Packing: rows of a checkpoint, floats or the blocks of a GGUF file, into panels (see matrix.c).
  *
- * Blocks of at most six bits keep their numbers; Q8 takes each group's largest magnitude as 127, which leaves
+ * Blocks of at most six bits keep their numbers, and their scales in F16 (those of K blocks are products and rounded, by
+ * 2^-11 at most); Q8 takes each group's largest magnitude as 127, which leaves
  * the values of Q8_0 as they are. Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
  */
 #include <math.h>
