@@ -148,6 +148,20 @@ def test_groups_of_one_value(value: float, format: str) -> None:
     np.testing.assert_allclose(unpacked(stored, FORMATS[format]), value, rtol=1e-3)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
+@pytest.mark.parametrize("format", ANY_SOURCE)
+def test_a_weight_that_is_no_number_spoils_its_output_alone(format: str, value: float) -> None:
+    stored, _ = make("F32", 9, 100)
+    clean = unpacked(stored, FORMATS[format])
+    for column in (0, 31, 50, 99):
+        damaged = stored.data.clone()
+        damaged[4, column] = value
+        packed = pack(Stored(Source.F32, damaged, 9, 100), FORMATS[format])
+        result = multiply(packed, torch.eye(100)).T.numpy()
+        assert not np.isfinite(result[4, column])
+        assert np.array_equal(np.delete(result, 4, 0), np.delete(clean, 4, 0))
+
+
 def test_matrices_side_by_side_do_not_touch() -> None:
     parts = []
     for number, (format, (outputs, inputs)) in enumerate(zip(FORMATS, ANY_SIZES, strict=True)):
