@@ -22,8 +22,9 @@
 #include "outpace.h"
 
 enum {
-    TILE = 4,               /* rows computed together: their sums and the weights stay in registers */
+    TILE = 5,               /* rows computed together: their sums and the weights stay in registers */
     TASK_BYTES = 24 << 10,  /* weights of one task */
+    AHEAD_BYTES = 4 << 10,
     BLOCK_BYTES = 96 << 10, /* rows that stay in the second-level cache while a task's panels pass over them */
 };
 
@@ -74,6 +75,13 @@ INLINE void float_tile(int format, int tile, const uint8_t *w, const Inputs *row
     EACH(r, tile) sums[r] = _mm256_add_ps(even[r], odd[r]);
 }
 
+/* Asks for the weights that are needed some groups later, if this is the first tile to read them. */
+INLINE void fetch_ahead(const uint8_t *w, int bytes, int first) {
+    for (int line = 0; first == 0 && line < bytes; line += 64) {
+        _mm_prefetch((const char *)w + AHEAD_BYTES + line, _MM_HINT_T0);
+    }
+}
+
 INLINE void q8_tile(int tile, const uint8_t *w, const Inputs *rows, int first, __m256 *sums) {
     const int16_t *x[TILE];
     const float *scale[TILE];
@@ -84,6 +92,7 @@ INLINE void q8_tile(int tile, const uint8_t *w, const Inputs *rows, int first, _
         kept[r] = _mm256_setzero_ps();
     }
     for (ptrdiff_t g = 0, groups = rows->groups; g < groups; g++, w += GROUP * PANEL + 2 * PANEL) {
+        fetch_ahead(w, GROUP * PANEL + 2 * PANEL, first);
         __m256i whole[TILE];
         EACH(r, tile) whole[r] = _mm256_setzero_si256();
         _Pragma("GCC unroll 4") for (ptrdiff_t j = 0; j < GROUP / 2; j++) {
@@ -114,6 +123,7 @@ INLINE void q4_tile(int tile, const uint8_t *w, const Inputs *rows, int first, _
         kept[r] = _mm256_setzero_ps();
     }
     for (ptrdiff_t g = 0, groups = rows->groups; g < groups; g++, w += GROUP * PANEL / 2 + 4 * PANEL) {
+        fetch_ahead(w, GROUP * PANEL / 2 + 4 * PANEL, first);
         __m256i half[TILE];
         EACH(r, tile) half[r] = _mm256_setzero_si256();
         for (ptrdiff_t j = 0; j < GROUP / 8; j++) {
@@ -155,6 +165,7 @@ INLINE void q6_tile(int tile, const uint8_t *w, const Inputs *rows, int first, _
         kept[r] = _mm256_setzero_ps();
     }
     for (ptrdiff_t g = 0, groups = rows->groups; g < groups; g++, w += GROUP * PANEL * 3 / 4 + 4 * PANEL) {
+        fetch_ahead(w, GROUP * PANEL * 3 / 4 + 4 * PANEL, first);
         EACH(h, 2) {
             __m256i high = _mm256_loadu_si256((const __m256i *)(w + GROUP * PANEL / 2 + 32 * h)), n[4];
             EACH(j, 4) {
@@ -190,7 +201,8 @@ INLINE void any_tile(int format, int tile, const uint8_t *w, const Inputs *rows,
         case 1: any_tile(format, 1, w, rows, first, sums); break;                                                      \
         case 2: any_tile(format, 2, w, rows, first, sums); break;                                                      \
         case 3: any_tile(format, 3, w, rows, first, sums); break;                                                      \
-        default: any_tile(format, 4, w, rows, first, sums);                                                            \
+        case 4: any_tile(format, 4, w, rows, first, sums); break;                                                      \
+        default: any_tile(format, 5, w, rows, first, sums);                                                            \
         }                                                                                                              \
     }
 TILES(F32)
@@ -238,9 +250,10 @@ void product(const Matrix *matrix, const Inputs *rows, int task, float *result, 
         int bottom = top + block < rows->count ? top + block : rows->count;
         for (int panel = begin; panel < end; panel++) {
             const uint8_t *w = matrix->panels + bytes * (size_t)panel;
-            for (int first = top; first < bottom; first += TILE) {
+            for (int first = top, tile; first < bottom; first += tile) {
                 __m256 sums[TILE];
-                int tile = bottom - first < TILE ? bottom - first : TILE;
+                int left = bottom - first, tiles_left = (left + TILE - 1) / TILE;
+                tile = (left + tiles_left - 1) / tiles_left; /* as even as can be: one row alone costs half of four */
                 tiles(tile, w, rows, first, sums);
                 EACH(r, tile) {
                     store(matrix, panel, sums[r], result + (size_t)(first + r) * stride + panel * PANEL, add);
