@@ -105,7 +105,7 @@ def _repeat(
 def _native(weight: torch.Tensor, precision: Precision) -> tuple[Apply, int]:
     source = SimpleNamespace(shapes={"w": tuple(weight.shape)}, get=lambda name: weight, blocks=lambda name: None)
     stored = Stored.find(source, "w")
-    packed = PackedMatrices([(stored, format_of(precision, stored.source), None)])
+    packed = PackedMatrices([(stored, format_of(precision, stored.source, blocks=False), None)])
     return NativeHead(sample_config(), torch.ones(weight.shape[1]), packed, "").logits, packed.weight_bytes
 
 
