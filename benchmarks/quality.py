@@ -10,7 +10,7 @@ divergence of the next token's distribution, reference || precision, in nats (te
 both have the same most likely token; and how likely the text's own next token is, whose mean makes the perplexity.
 
 The reference is outpace's decoder with linear layers in fp32, on weights as the checkpoint gives them (of a GGUF file:
-dequantised to 16 bits), so what the *file's* quantisation cost is not in these numbers. Its logits wait in temporary
+its blocks dequantised), so what the *file's* quantisation cost is not in these numbers. Its logits wait in temporary
 files, 4 bytes a number (1 GB at a vocabulary of 150,000; TMPDIR says where), so that one model is in memory at a time.
 Everything runs on one thread; speed is not measured.
 """
@@ -31,15 +31,17 @@ import torch.nn.functional as F
 from machine import describe_machine
 
 from outpace import __version__
-from outpace.config import QUANTIZATIONS
+from outpace.config import DTYPES, EngineConfig
 from outpace.models.decoder import Decoder
-from outpace.models.linear import describe_precision
 from outpace.models.load import LoadedFiles, estimate_bytes, load_files, require_fit
+from outpace.models.precision import Precision
+from outpace.models.selection import select_precision
 from outpace.models.tokenizer import Tokenizer
 from outpace.types import Pack, Segment
 
-REFERENCE = "none"
-"""The precision that the others are held against: fp32."""
+REFERENCE = "float32"
+"""The precision that the others are held against."""
+PRECISIONS = ("file", "int8", "int4", "torch-int8")
 ROWS_PER_PACK = 64
 """Positions computed and compared at a time; in float64 they take 78 MB at a vocabulary of 152,064."""
 
@@ -55,18 +57,31 @@ TABLE = {
 """Columns printed, and how."""
 
 
-# The only two functions that know how a precision becomes a decoder.
+# The only functions that know how a precision becomes a decoder.
+
+
+def resolve(files: LoadedFiles, precision: str) -> Precision:
+    """A quantization, or a dtype of weights that are not quantised; after "torch-" on torch's kernels.
+
+    Raises:
+        InvalidParameter: there is no such precision, or it does not run here.
+    """
+    kernels, _, name = precision.rpartition("-")
+    known = {"dtype": name} if name in DTYPES and name != "auto" else {"quantization": name}
+    return select_precision(EngineConfig(files.label, kernels=kernels or "auto", **known), files.checkpoint)
 
 
 def check_precision(files: LoadedFiles, precision: str) -> None:
     """Raises an OutpaceError for a precision that does not exist, does not run here or does not fit in memory."""
-    describe_precision(precision)
-    require_fit(f"{files.label} in {precision}", estimate_bytes(files.checkpoint, precision))
+    require_fit(f"{files.label} in {precision}", estimate_bytes(files.checkpoint, resolve(files, precision)))
 
 
 def load_decoder(files: LoadedFiles, precision: str) -> Decoder:
     return Decoder(
-        files.checked_shape(), files.checkpoint, quantization=precision, vocab_size=files.tokenizer.vocab_size
+        files.checked_shape(),
+        files.checkpoint,
+        precision=resolve(files, precision),
+        vocab_size=files.tokenizer.vocab_size,
     )
 
 
@@ -228,9 +243,8 @@ def measure_model(name: str, precisions: Sequence[str], texts_path: Path) -> dic
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [name for name in QUANTIZATIONS if name != "auto"]
     parser.add_argument("models", nargs="*", default=["smollm2-135m"], help="GGUF files, folders, aliases or hub ids")
-    parser.add_argument("--precisions", nargs="+", default=known, help=f"default: {' '.join(known)}")
+    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, help=f"default: {' '.join(PRECISIONS)}")
     parser.add_argument("--texts", type=Path, default=Path(__file__).parent / "texts.jsonl")
     parser.add_argument("--json", type=Path, help="write the tables here too")
     args = parser.parse_args(argv)
@@ -241,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "reference": REFERENCE,
         "texts_sha256": hashlib.sha256(args.texts.read_bytes()).hexdigest(),
     }
-    print(f"{head['machine']}, outpace {__version__}; reference: {describe_precision(REFERENCE)}")
+    print(f"{head['machine']}, outpace {__version__}; reference: {REFERENCE}")
     models: list[dict[str, object]] = []
     for name in args.models:
         models.append(measure_model(name, args.precisions, args.texts))

@@ -120,27 +120,27 @@ def test_table_of_a_tiny_model(
     target = tmp_path / "out.json"
     quality.main([model, model, "--precisions", "int8", "int8", "--texts", str(texts), "--json", str(target)])
     saved = json.loads(target.read_text())
-    assert saved["reference"] == "none" and "torch" in saved["machine"] and len(saved["texts_sha256"]) == 64
+    assert saved["reference"] == "float32" and "torch" in saved["machine"] and len(saved["texts_sha256"]) == 64
     assert [entry["model"] for entry in saved["models"]] == ["tiny", "tiny"]
     assert saved["models"][0] == saved["models"][1]  # nothing in it is left to chance
     own, int8 = saved["models"][0]["table"]
-    assert (own["precision"], own["kl_mean"], own["kl_p99"], own["greedy_agreement"]) == ("none", 0.0, 0.0, 1.0)
+    assert (own["precision"], own["kl_mean"], own["kl_p99"], own["greedy_agreement"]) == ("float32", 0.0, 0.0, 1.0)
     assert int8["precision"] == "int8" and 0 < int8["kl_mean"] < int8["kl_p99"]
     assert int8["perplexity"] > 1 and int8["perplexity"] != own["perplexity"]
-    assert int8["bytes_per_token"] < own["bytes_per_token"] < own["weight_bytes"]
+    assert int8["bytes_per_token"] < own["bytes_per_token"] <= own["weight_bytes"]
     assert int8["texts"].keys() == {"long", "short", "talk"} and int8["texts"]["long"]["positions"] == CONTEXT - 1
     assert int8["positions"] == sum(text["positions"] for text in int8["texts"].values())
     printed = capsys.readouterr().out
-    assert "| none | 0.00000 | 0.0000 | 100.00% |" in printed
+    assert "| float32 | 0.00000 | 0.0000 | 100.00% |" in printed
     assert f"| {int8['weight_bytes']:,} | {int8['bytes_per_token']:,} |" in printed
 
 
-def test_default_is_every_precision_there_is(quality: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_precisions_are_known_ones(quality: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(quality, "measure_model", lambda *args: asked.append(args))
-    monkeypatch.setattr(quality, "QUANTIZATIONS", ("auto", "one", "two"))
     quality.main([])
-    assert asked == [("smollm2-135m", ["one", "two"], FOLDER / "texts.jsonl")]
+    assert asked == [("smollm2-135m", quality.PRECISIONS, FOLDER / "texts.jsonl")]
+    assert quality.PRECISIONS == ("file", "int8", "int4", "torch-int8")
 
 
 def test_an_unknown_precision_is_refused_before_anything_is_computed(
