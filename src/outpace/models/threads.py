@@ -1,8 +1,8 @@
 """How many threads to compute with: the cores nobody else is using, looked at again while running.
 
 Threads of one product wait for each other, so a product on two cores of which one is busy waits for the busy one: a
-step of 22 to 26 ms took 176 to 266 ms here beside other programs, while one thread took about 28. `ThreadGovernor`
-therefore gives a core up as soon as somebody else computes on it, and takes it back when it is free.
+token of SmolLM2 took 6.3 ms with two threads and 9.4 with one on a quiet machine, 16 and 9.1 beside a busy core.
+`ThreadGovernor` therefore gives a core up as soon as somebody else computes on it, and takes it back when it is free.
 """
 
 from __future__ import annotations
