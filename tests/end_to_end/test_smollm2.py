@@ -139,7 +139,10 @@ def test_describe_and_banner_say_what_runs(llm: LLM) -> None:
     assert settings["speculative"][1]["exit_layer"] == 28
     assert settings["engine"]["threads"] == 1
     assert "same bits" in settings["row_independence"]
-    bits = {"file": "as the file is quantised (4- to 6-bit blocks with their numbers", "none": "not quantised (weights as stored"}
+    bits = {
+        "file": "as the file is quantised (4- to 6-bit blocks with their numbers",
+        "none": "not quantised (weights as stored",
+    }
     assert bits[settings["engine"]["quantization"]] in llm.banner()
 
 

@@ -287,7 +287,7 @@ def test_scales_beyond_float16_are_kept_and_those_that_are_no_numbers_refused(
     if dtype is None:
         with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor 'w' holds values that are not finite"):
             checkpoint.get("w")
-        with pytest.raises(CheckpointError, match="not finite: a damaged file; delete .* which is then made again"):
+        with pytest.raises(CheckpointError, match=r"not finite: a damaged file; delete .* which is then made again"):
             checkpoint.blocks("w")
         return
     blocks = checkpoint.blocks("w")
