@@ -60,7 +60,7 @@ def llm(request: pytest.FixtureRequest, shallow: Path) -> LLM:
 
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(temperature=0.0, max_tokens=16), SamplingParams(temperature=0.7, seed=7, max_tokens=16)],
+    [SamplingParams(temperature=0.0, max_tokens=24), SamplingParams(temperature=0.7, seed=7, max_tokens=24)],
     ids=["greedy", "T=0.7"],
 )
 def test_same_tokens_for_every_drafter_alone_and_in_a_batch(llm: LLM, params: SamplingParams) -> None:

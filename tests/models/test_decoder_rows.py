@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -13,17 +11,9 @@ from outpace.models.decoder import RowPath
 from tests.models.rows import LENGTH, assert_same_bits, compute
 from tests.models.tiny_models import PRECISIONS, tiny_decoder
 
-TORCH = tuple(name for name in PRECISIONS if name.startswith("torch"))
-NATIVE = tuple(name for name in PRECISIONS if name not in TORCH)
 
-
-@pytest.mark.parametrize(
-    ("variant", "quantization"),
-    [
-        *itertools.product(("llama", "llama-biases", "qwen2-window", "qwen3", "mistral-window"), NATIVE),
-        *itertools.product(("llama-biases", "qwen2-window", "qwen3"), TORCH),
-    ],
-)
+@pytest.mark.parametrize("quantization", PRECISIONS)
+@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2-window", "qwen3", "mistral-window"])
 @pytest.mark.usefixtures("one_thread")
 def test_in_blocks_chunks_one_pass_and_beside_neighbours(variant, quantization):
     decoder = tiny_decoder(variant, quantization)
@@ -37,7 +27,7 @@ def test_in_blocks_chunks_one_pass_and_beside_neighbours(variant, quantization):
     assert_same_bits(compute(decoder, [2, 5, 3, 8], LENGTH, neighbours=True), alone)
 
 
-@pytest.mark.parametrize("quantization", [*NATIVE, "torch int8"])
+@pytest.mark.parametrize("quantization", PRECISIONS)
 def test_with_any_number_of_threads(quantization):
     decoder = tiny_decoder("llama-biases", quantization)
     before = torch.get_num_threads()
