@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from precisions import engine_config
 
-from outpace.config import DTYPES, EngineConfig
 from outpace.doctor.sample import CONTEXT
 from outpace.doctor.timing import median_seconds
 from outpace.models.bandwidth import read_bytes_per_second
@@ -30,23 +30,12 @@ _PREFILL_ROUNDS = 3
 _PROJECTIONS = ("query", "key", "value", "out", "gate", "up", "down")
 
 
-def engine_config(model: str, precision: str) -> EngineConfig:
-    """Settings for a precision's name: a quantization, a dtype, or one of these after "torch-".
-
-    Raises:
-        InvalidParameter: there is no such precision.
-    """
-    kernels, _, name = precision.rpartition("-")
-    known = {"dtype": name} if name in DTYPES and name != "auto" else {"quantization": name}
-    return EngineConfig(model, kernels=kernels or "auto", **known)
-
-
 def measure_model(model: str, precision: str, threads: int, rows: tuple[int, ...], rounds: int) -> dict[str, Any]:
     """Loads a model and times it.
 
     Args:
         model: as for `--model`.
-        precision: see `engine_config`.
+        precision: see precisions.py.
         threads: CPU threads.
         rows: numbers of rows of the steps; 1 among them.
         rounds: repetitions; the prefill gets fewer.

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from machine import describe_machine
+from precisions import engine_config
 
 from outpace import __version__
-from outpace.config import DTYPES, EngineConfig
 from outpace.models.decoder import Decoder
 from outpace.models.load import LoadedFiles, estimate_bytes, load_files, require_fit
 from outpace.models.precision import Precision
@@ -61,14 +61,12 @@ TABLE = {
 
 
 def resolve(files: LoadedFiles, precision: str) -> Precision:
-    """A quantization, or a dtype of weights that are not quantised; after "torch-" on torch's kernels.
+    """A precision by its name in benchmarks, for these files.
 
     Raises:
         InvalidParameter: there is no such precision, or it does not run here.
     """
-    kernels, _, name = precision.rpartition("-")
-    known = {"dtype": name} if name in DTYPES and name != "auto" else {"quantization": name}
-    return select_precision(EngineConfig(files.label, kernels=kernels or "auto", **known), files.checkpoint)
+    return select_precision(engine_config(files.label, precision), files.checkpoint)
 
 
 def check_precision(files: LoadedFiles, precision: str) -> None:

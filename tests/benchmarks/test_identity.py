@@ -18,6 +18,7 @@ from tests.models.gguf_files import write_gguf
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 PLAIN = SpeculationParams(enabled=False)
+MAX_TOKENS = 4
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def prompts(identity: ModuleType) -> list[Any]:
-    return [identity.Prompt(f"p{n}", seed=n, token_ids=[n] * (n + 1), max_tokens=4) for n in range(5)]
+    return [identity.Prompt(f"p{n}", seed=n, token_ids=[n] * (n + 1), max_tokens=MAX_TOKENS) for n in range(5)]
 
 
 class Answers:
@@ -44,8 +45,8 @@ class Answers:
         self.asked.append((prompts, speculation))
         outputs = []
         for ids, each in zip(prompts, params, strict=True):
-            assert each.seed == ids[0] and each.max_tokens is not None
-            answer = self.change(ids[0], list(range(ids[0], ids[0] + each.max_tokens)))
+            assert (each.seed, each.max_tokens) == (ids[0], MAX_TOKENS)
+            answer = self.change(ids[0], list(range(ids[0], ids[0] + MAX_TOKENS)))
             stats = RequestStats(draft_tokens=3, accepted_tokens=1, preemptions=2)
             outputs.append(RequestOutput(0, None, ids, [CompletionOutput(0, "", answer, "length")], stats))
         return outputs

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from outpace.doctor import machine
+from outpace.models.linear import describe_precision
 from outpace.models.native.library import NativeUnavailable, why_unavailable
 
 
@@ -31,7 +33,7 @@ def test_a_system_that_tells_everything(tmp_path: Path) -> None:
 def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
     found = machine.look_at_machine(tmp_path)
     assert (found.memory_free, found.cache_bytes) == (None, None)
-    assert found.processor
+    assert found.processor == (platform.processor() or platform.machine())
     assert found.usable_cores == found.cores >= 1
 
 
@@ -67,4 +69,4 @@ def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "library", missing)
     found = machine.find_kernels()
     assert (found.native, found.file, found.reason) == (False, None, "there is no C compiler")
-    assert found.torch
+    assert found.torch[-1] == describe_precision("none")

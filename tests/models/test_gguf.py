@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from outpace.errors import CheckpointError, UnsupportedModel
+from outpace.errors import CheckpointError, OutpaceError, UnsupportedModel
 from outpace.models import gguf as conversion
 from outpace.models import stored
 from outpace.models.checkpoint import Checkpoint
@@ -54,6 +55,23 @@ def test_weights_come_back_by_name_and_value(tmp_path: Path, architecture: str, 
     checkpoint.check(expected_tensors(config))
     assert config.tie_word_embeddings is tied
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, HEAD_DIM)
+
+
+@pytest.mark.parametrize("named", [None, "~nouser-of-this-name/x"])
+def test_without_a_home_directory_the_way_out_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(f"uid not found: {uid}")
+
+    write_gguf(tmp_path / "m.gguf")
+    for name in ("OUTPACE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    if named is not None:
+        monkeypatch.setenv("OUTPACE_CACHE", named)
+    with pytest.raises(OutpaceError, match=r"no cache folder .*: set OUTPACE_CACHE to a folder that can be written"):
+        convert(tmp_path / "m.gguf")
 
 
 def test_config_says_what_the_file_says(tmp_path: Path) -> None:

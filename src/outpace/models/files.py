@@ -6,6 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from outpace.errors import OutpaceError
+
 __all__ = ["cache_folder", "describe_impostor", "fingerprint", "format_bytes"]
 
 _HEAD = 1 << 9
@@ -13,12 +15,18 @@ _SAMPLE = 1 << 20
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: `$OUTPACE_CACHE`, else `$XDG_CACHE_HOME/outpace`, else `~/.cache/outpace`."""
-    own = os.environ.get("OUTPACE_CACHE")
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "outpace"
+    """Where outpace keeps things: `$OUTPACE_CACHE`, else `$XDG_CACHE_HOME/outpace`, else `~/.cache/outpace`.
+
+    Raises:
+        OutpaceError: the path names the home directory of a user who has none.
+    """
+    own, shared = os.environ.get("OUTPACE_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(own).expanduser() if own else Path(shared or "~/.cache").expanduser() / "outpace"
+    except RuntimeError as error:
+        raise OutpaceError(
+            f"there is no cache folder ({error}): set OUTPACE_CACHE to a folder that can be written"
+        ) from error
 
 
 def describe_impostor(path: Path) -> str | None:

@@ -52,7 +52,8 @@ class LayerStack(Protocol):
             end: the layer after the last.
             cache: the rows' cache.
             aux: for each of its keys in [begin, end] the value becomes the [R, H] states entering that layer.
-            keep: [N] int64 rows, ascending, whose result is wanted; all are written to the cache. None is all.
+            keep: [N] int64 rows, ascending, whose result is wanted; all are written to the cache. None is all, which
+                it must be where `aux` asks for the states entering layer `end`.
 
         Returns:
             [R, H] states entering layer `end`, or [N, H] with `keep`.

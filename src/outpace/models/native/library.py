@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from outpace.errors import OutpaceError
 from outpace.models.files import cache_folder
 
 __all__ = ["NativeUnavailable", "library", "prepare", "why_unavailable"]
@@ -238,8 +239,8 @@ def _cached(*, make: bool) -> Path:
     """The folder of kernels in the cache; OSError if there can be none."""
     try:
         folder = cache_folder() / "kernels"
-    except RuntimeError as error:  # this user has no home directory
-        raise FileNotFoundError(f"no cache folder: {error}") from error
+    except OutpaceError as error:  # this user has no home directory
+        raise FileNotFoundError(str(error)) from error
     if make:
         folder.mkdir(parents=True, exist_ok=True)
     return folder
