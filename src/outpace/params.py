@@ -6,14 +6,16 @@ Never imports torch: clients, servers and tests build these without loading an e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral, Real
+from typing import Any
 
 from outpace.errors import InvalidParameter
+from outpace.structured import StructuredOutputs
 
-__all__ = ["MAX_DRAFT_TOKENS", "SamplingDefaults", "SamplingParams", "SpeculationParams"]
+__all__ = ["MAX_DRAFT_TOKENS", "LogitsProcessor", "SamplingDefaults", "SamplingParams", "SpeculationParams"]
 
 MAX_DRAFT_TOKENS = 64
 """Upper limit of num_speculative_tokens: a longer draft is never worth verifying in one pass."""
@@ -29,38 +31,50 @@ class SamplingDefaults:
     max_tokens: int | None = None  # None: the rest of the context
 
 
+LogitsProcessor = Callable[..., Any]
+"""A caller's own change to logits: f(output_ids, logits) or f(prompt_ids, output_ids, logits) -> logits.
+
+`logits` is a torch tensor [V] float32 of its own, which may be changed and returned; the ids are lists. It must be a
+pure function: it is called for draft tokens that may be given up, and again after them.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and where generation ends.
+    """How tokens are chosen, where generation ends, and what is returned; vLLM's names and meanings.
 
-    None means "the default of the model or the front" (see `SamplingDefaults`).
-
-    Args:
-        temperature: 0 is greedy (ties go to the lowest id); otherwise logits are divided by it.
-        top_p: keep the smallest set of most likely tokens whose mass reaches this, in (0, 1].
-        top_k: keep this many most likely tokens; 0 or -1 means off.
-        min_p: drop tokens less likely than this fraction of the most likely one, in [0, 1].
-        seed: makes sampled text repeatable; None draws a fresh one per request.
-        max_tokens: most tokens to generate, at least 1.
-        stop: strings (or one) that end generation; they are not part of the text. None is none.
-        stop_token_ids: further token ids that end generation, beside the model's EOS ids. None is none.
-        ignore_eos: go on after the model's EOS ids.
-        skip_special_tokens: leave special tokens out of the text (they stay in token_ids).
+    None means "the default of the model or the front" where `SamplingDefaults` has one, else "off".
 
     Raises:
         InvalidParameter: at construction, naming the value and the valid range.
     """
 
+    n: int = 1
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float = 0.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    logits_processors: Sequence[LogitsProcessor] = ()
+    structured_outputs: StructuredOutputs | None = None
+    min_tokens: int = 0
     max_tokens: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw_logprobs"
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)

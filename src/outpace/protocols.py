@@ -6,11 +6,103 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from outpace.structured import StructuredOutputs
 from outpace.types import Ask, Draft, ForwardResult, Observation, Pack, Segment
 
-__all__ = ["Cache", "Drafter", "DrafterNeeds", "ExitAdapter", "LayeredModel", "TargetModel"]
+__all__ = [
+    "Cache",
+    "Detokenizer",
+    "Drafter",
+    "DrafterNeeds",
+    "ExitAdapter",
+    "Grammar",
+    "LayeredModel",
+    "TargetModel",
+    "Vocabulary",
+]
+
+
+class Detokenizer(Protocol):
+    """Turns the token ids of one request into text, append-only."""
+
+    def push(self, token_id: int) -> str:
+        """The text this token completes; empty while a character is unfinished."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end."""
+        ...
+
+
+class Grammar(Protocol):
+    """Follows one request's output through the grammar it has to obey.
+
+    It stands behind the tokens consumed so far and can go back. Tokens that end a sequence (EOS) are allowed exactly
+    where the text may end.
+    """
+
+    @property
+    def ended(self) -> bool:
+        """Whether the text is complete and no token but EOS may follow, or EOS has come."""
+        ...
+
+    def mask(self) -> NDArray[np.bool_]:
+        """[V] which tokens may come next."""
+        ...
+
+    def consume(self, token_id: int) -> bool:
+        """Goes one token on. False, and no change, if it may not come next."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Goes `count` consumed tokens back."""
+        ...
+
+    def count_legal(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may come next, in order. Does not move."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Tokens of the text that has to come next, as the tokenizer would split it; may be empty. Does not move."""
+        ...
+
+
+class Vocabulary(Protocol):
+    """What the engine has to know about tokens."""
+
+    @property
+    def size(self) -> int:
+        """Ids from here on do not exist."""
+        ...
+
+    @property
+    def missing_ids(self) -> Sequence[int]:
+        """Ids below `size` that no token has: rows of the model's head that mean nothing."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a piece of text, with nothing added in front or behind."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token alone; part of a character shows as U+FFFD."""
+        ...
+
+    def detokenizer(self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> Detokenizer:
+        """A fresh one for one request."""
+        ...
+
+    def grammar(self, structured_outputs: StructuredOutputs) -> Grammar:
+        """A fresh grammar at its beginning.
+
+        Raises:
+            InvalidParameter: the schema, expression or grammar is not possible; says what is wrong with it.
+        """
+        ...
 
 
 class Cache(Protocol):

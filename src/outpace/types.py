@@ -11,12 +11,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outpace.params import SamplingParams
 
-__all__ = ["Ask", "Choice", "Draft", "ForwardResult", "Observation", "Pack", "Resume", "Segment", "Verdict"]
+__all__ = [
+    "Ask",
+    "Choice",
+    "Draft",
+    "ForwardResult",
+    "Observation",
+    "Pack",
+    "Purpose",
+    "Resume",
+    "Rules",
+    "Segment",
+    "Verdict",
+]
+
+
+class Purpose(IntEnum):
+    """What noise is for. Different purposes have independent noise; the numbers never change.
+
+    `CHOOSE` is the target's own choice, which drafters share under the coupled rule. The others belong to the rules of
+    rejection sampling: drawing a draft token, accepting it, drawing from the residual, and the bonus token.
+    """
+
+    CHOOSE = 1
+    DRAFT = 2
+    ACCEPT = 3
+    RESIDUAL = 4
+    BONUS = 5
+
+
+class Rules(Protocol):
+    """What a request's parameters do to logits before temperature and filters, for one row with its own history.
+
+    A pure function of (logits, committed text, path): `path` holds the draft tokens between the committed text and the
+    row. The committed text is known to the rules; only the engine moves it on.
+    """
+
+    def __call__(self, logits: NDArray[np.float32], path: Sequence[int]) -> NDArray[np.float32]:
+        """[V] logits of the row after `path` -> [V] with -inf where a token is not allowed. The argument stays as it is.
+
+        Raises:
+            OutpaceError: a logits processor of the caller failed, or no token is left.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +74,22 @@ class Choice:
         seed: the request's seed, any integer; part of the noise key.
         position: absolute position (prompt and output counted from 0) of the token being chosen.
         number: which of the request's n choices this is; part of the noise key.
+        rules: what changes the logits first; None for nothing.
+        path: draft tokens between the committed text and this row, for the rules.
+        purpose: what the noise is for; part of the noise key.
+        origin: for purposes other than CHOOSE, the position of the first token of the step. It is part of the noise
+            key: what a step draws for positions that it then gives up says something about why it gave them up, and
+            must not be drawn again by the next step.
     """
 
     params: SamplingParams
     seed: int
     position: int
     number: int = 0
+    rules: Rules | None = None
+    path: tuple[int, ...] = ()
+    purpose: Purpose = Purpose.CHOOSE
+    origin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +164,9 @@ class Ask:
         number: which of its n choices.
         lane: the request's lane in the target's cache. Rows [len(token_ids) - 1, len(token_ids) + num_draft_tokens)
             of it are reserved and may be written below the layer a drafter resumes at.
+        rules: the request's rules, for drafters that draw; None for none.
+        coupled: draft tokens are to be drawn with the target's own noise. Otherwise they are drawn with noise of their
+            own, and the draft has to carry the probabilities they were drawn with.
     """
 
     request_id: int
@@ -117,6 +176,22 @@ class Ask:
     seed: int
     number: int
     lane: int
+    rules: Rules | None = None
+    coupled: bool = True
+
+    def choice(self, path: Sequence[int]) -> Choice:
+        """How the draft token after `path` is drawn, `path` being the draft so far."""
+        first = len(self.token_ids)
+        return Choice(
+            params=self.params,
+            seed=self.seed,
+            position=first + len(path),
+            number=self.number,
+            rules=self.rules,
+            path=tuple(path) if self.rules is not None else (),
+            purpose=Purpose.CHOOSE if self.coupled else Purpose.DRAFT,
+            origin=None if self.coupled else first,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from outpace.sampling import noise
-from outpace.sampling.noise import MAX_GUMBEL, NoiseKey, Purpose, gumbel, high_bits, noise_bits, noise_key
+from outpace.sampling.noise import MAX_GUMBEL, NoiseKey, gumbel, high_bits, noise_bits, noise_key
+from outpace.types import Purpose
 
 from .chi_square import ALPHA, chi_square_p
 

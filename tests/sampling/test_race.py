@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from outpace.sampling import choose, race
-from outpace.sampling.noise import MAX_GUMBEL, Purpose, gumbel, noise_key
+from outpace.sampling.noise import MAX_GUMBEL, gumbel, noise_key
 from outpace.sampling.race import RowContext, Tokens
+from outpace.types import Purpose
 
 BIT = 2.0**23  # screening scores are counted in 2**-23 bits
 SIZE = 3000

@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CompletionOutput", "Piece", "RequestOutput", "RequestStats", "StepOutput", "StreamChunk"]
+__all__ = [
+    "CompletionOutput",
+    "Logprob",
+    "Piece",
+    "RequestOutput",
+    "RequestStats",
+    "StepOutput",
+    "StreamChunk",
+    "TokenLogprobs",
+]
 
 
 @dataclass(slots=True)
@@ -89,12 +98,32 @@ class RequestStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely a token was at its position.
+
+    Args:
+        logprob: natural logarithm of its probability; -inf where it was impossible.
+        rank: 1 for the most likely token; of equal ones the lowest id comes first.
+        decoded_token: its text alone.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+TokenLogprobs = dict[int, Logprob]
+"""By token id: the token itself, then the most likely ones asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """The text one token completed, and where the token came from (None: the target itself)."""
+    """The text one token completed, where the token came from (None: the target itself), and how likely it was."""
 
     text: str
     token_id: int
     source: str | None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

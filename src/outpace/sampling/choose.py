@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from outpace.errors import OutpaceError
-from outpace.sampling.noise import Purpose, noise_key
+from outpace.sampling.noise import key_of
 from outpace.sampling.race import Floats, Indices, RowContext, Tokens, race, scratch
 from outpace.sampling.reference import choose_reference
 from outpace.types import Choice
 
-__all__ = ["choose_rows"]
+__all__ = ["NO_TOKEN", "Chosen", "choose_each", "choose_rows", "processed"]
+
+NO_TOKEN = -1
+"""Stands where a row allows no choice: no draft token equals it, so it counts only if the walk ends there."""
 
 _MASS_MARGIN = 2e-5
 """Error bound of a difference of two masses, relative to the total. Weights are float32 exp of float32 s, each off by
@@ -48,12 +52,48 @@ def choose_rows(logits: torch.Tensor, choices: Sequence[Choice]) -> list[int]:
         OutpaceError: a row has NaN or +inf, or no finite logit; names the row and its position.
         ValueError: `choices` does not have one entry a row, or its parameters are not resolved.
     """
+    chosen = choose_each(logits, choices)
+    if chosen.errors:
+        raise OutpaceError(min(chosen.errors.items())[1])
+    return chosen.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Tokens of many rows.
+
+    Args:
+        tokens: [R] ids, NO_TOKEN where a row allows no choice.
+        errors: why not, by row.
+    """
+
+    tokens: list[int]
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+def choose_each(logits: torch.Tensor, choices: Sequence[Choice]) -> Chosen:
+    """`choose_rows` in which a row that allows no choice costs the others nothing."""
     if logits.ndim != 2 or logits.shape[0] != len(choices):
         raise ValueError(f"{len(choices)} choices for logits of shape {list(logits.shape)}")
     rows = logits.detach().to("cpu", torch.float32).numpy()
+    chosen = Chosen([NO_TOKEN] * len(choices))
     # Differences of huge logits may overflow to -inf: such a token has weight 0, which is right.
     with np.errstate(over="ignore"):
-        return [_choose(rows[index], choice, index) for index, choice in enumerate(choices)]
+        for index, choice in enumerate(choices):
+            try:
+                chosen.tokens[index] = _choose(processed(rows[index], choice), choice, index)
+            except OutpaceError as error:
+                chosen.errors[index] = str(error)
+    return chosen
+
+
+def processed(values: Floats, choice: Choice) -> Floats:
+    """[V] logits of a row after the rules of its request; the row itself stays as it is.
+
+    Raises:
+        OutpaceError: a rule failed or left no token.
+    """
+    return values if choice.rules is None else choice.rules(values, choice.path)
 
 
 def _choose(values: Floats, choice: Choice, row: int) -> int:
@@ -68,8 +108,7 @@ def _choose(values: Floats, choice: Choice, row: int) -> int:
         return token
     if not _TEMPERATURES[0] <= temperature <= _TEMPERATURES[1]:
         return choose_reference(values.tolist(), choice)
-    key = noise_key(choice.seed, choice.number, choice.position, Purpose.CHOOSE)
-    winner = _sample(Tokens(None, np.ascontiguousarray(values)), choice, RowContext(best, temperature, key))
+    winner = _sample(Tokens(None, np.ascontiguousarray(values)), choice, RowContext(best, temperature, key_of(choice)))
     return choose_reference(values.tolist(), choice) if winner is None else winner
 
 

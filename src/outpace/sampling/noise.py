@@ -17,25 +17,20 @@ import hashlib
 import math
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_GUMBEL", "NoiseKey", "Purpose", "gumbel", "high_bits", "noise_bits", "noise_key"]
+from outpace.types import Choice, Purpose
+
+__all__ = ["MAX_GUMBEL", "NoiseKey", "gumbel", "high_bits", "key_of", "noise_bits", "noise_key", "uniform"]
 
 _MASK = 0xFFFFFFFF
 _SMALLEST_TABLE = 1 << 16
 
 MAX_GUMBEL = -math.log(-math.log1p(-(2.0**-53)))
 """No token's Gumbel noise exceeds this (about 36.7); none is below -log(53 log 2), about -3.6."""
-
-
-class Purpose(IntEnum):
-    """What noise is for. Different purposes have independent noise; the numbers never change."""
-
-    CHOOSE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +41,7 @@ class NoiseKey:
     low: tuple[int, int]
 
 
-def noise_key(seed: int, number: int, position: int, purpose: Purpose) -> NoiseKey:
+def noise_key(seed: int, number: int, position: int, purpose: Purpose, origin: int | None = None) -> NoiseKey:
     """The key that all tokens of one row share.
 
     Args:
@@ -54,10 +49,16 @@ def noise_key(seed: int, number: int, position: int, purpose: Purpose) -> NoiseK
         number: which of the request's n choices.
         position: absolute position of the token being chosen.
         purpose: what the noise is for.
+        origin: see `Choice.origin`.
     """
-    fields = f"{int(purpose)}:{seed}:{number}:{position}".encode()
-    a, b, c, d = struct.unpack("<4I", hashlib.blake2b(fields, digest_size=16).digest())
+    fields = f"{int(purpose)}:{seed}:{number}:{position}" + ("" if origin is None else f":{origin}")
+    a, b, c, d = struct.unpack("<4I", hashlib.blake2b(fields.encode(), digest_size=16).digest())
     return NoiseKey(high=(a, b), low=(c, d))
+
+
+def key_of(choice: Choice) -> NoiseKey:
+    """The key of one row."""
+    return noise_key(choice.seed, choice.number, choice.position, choice.purpose, choice.origin)
 
 
 def high_bits(
@@ -103,7 +104,12 @@ def noise_bits(key: NoiseKey, token: int) -> int:
 
 def gumbel(key: NoiseKey, token: int) -> float:
     """Gumbel noise of one token, the definition that every faster way has to reproduce."""
-    return -math.log(-math.log1p(-(noise_bits(key, token) + 0.5) * 2.0**-52))
+    return -math.log(-math.log1p(-uniform(key, token)))
+
+
+def uniform(key: NoiseKey, token: int) -> float:
+    """A token's noise v itself, strictly between 0 and 1."""
+    return (noise_bits(key, token) + 0.5) * 2.0**-52
 
 
 def _keyed(x: int, key: tuple[int, int]) -> int:

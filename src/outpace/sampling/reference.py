@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from outpace.params import SamplingParams
-from outpace.sampling.noise import Purpose, gumbel, noise_key
+from outpace.sampling.noise import gumbel, key_of
 from outpace.types import Choice
 
 __all__ = ["choose_reference", "filtered_law", "survivors"]
@@ -24,12 +24,13 @@ def choose_reference(logits: Sequence[float], choice: Choice) -> int:
     """The token of one row.
 
     Args:
-        logits: [V] float32 values without NaN or +inf, at least one of them finite; -inf is never chosen.
+        logits: [V] float32 values without NaN or +inf, at least one of them finite; -inf is never chosen. The rules of
+            the choice have been applied.
         choice: resolved parameters and the noise key's fields.
     """
     if choice.params.temperature == 0:
         return max(range(len(logits)), key=lambda token: (logits[token], -token))
-    key = noise_key(choice.seed, choice.number, choice.position, Purpose.CHOOSE)
+    key = key_of(choice)
     kept = survivors(logits, choice.params)
     return max(kept, key=lambda token: (kept[token] + gumbel(key, token), -token))
 
