@@ -57,7 +57,7 @@ class Rules(Protocol):
     """
 
     def __call__(self, logits: NDArray[np.float32], path: Sequence[int]) -> NDArray[np.float32]:
-        """[V] logits of the row after `path` -> [V] with -inf where a token is not allowed. The argument stays as it is.
+        """[V] logits of the row after `path` -> [V], -inf where a token is not allowed. The argument stays as it is.
 
         Raises:
             OutpaceError: a logits processor of the caller failed, or no token is left.

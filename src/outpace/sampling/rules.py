@@ -24,7 +24,7 @@ class LogitsRules:
         raise NotImplementedError
 
     def count_legal(self, token_ids: Sequence[int]) -> int:
-        """How many draft tokens may come next, in order: up to one that no row could choose, or that ends the grammar."""
+        """How many draft tokens may come next, in order; nothing follows one that ends a grammar."""
         raise NotImplementedError
 
     def forced(self) -> list[int]:
