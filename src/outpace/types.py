@@ -134,6 +134,7 @@ class Draft:
         ids: Sequence[int],
         source: str | Sequence[str],
         *,
+        probabilities: torch.Tensor | None = None,
         confidence: Sequence[float] | None = None,
         resume: Resume | None = None,
     ) -> Draft:
@@ -143,6 +144,7 @@ class Draft:
             ids=tuple(ids),
             parents=tuple(range(-1, len(ids) - 1)),
             sources=sources,
+            probabilities=probabilities,
             confidence=None if confidence is None else tuple(confidence),
             resume=resume,
         )

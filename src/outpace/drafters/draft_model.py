@@ -1,7 +1,6 @@
 """A small model with the target's vocabulary drafts token by token, for all requests at once.
 
-Leviathan et al. 2211.17192, Chen et al. 2302.01318. It draws each token with the noise the target will use at that
-position (Daliri, Musco, Suresh, arXiv 2408.07978), so that where the two distributions agree, so do the tokens.
+Leviathan et al. 2211.17192, Chen et al. 2302.01318. How a token is drawn from its logits is in `growth.py`.
 
     target's tokens   t0 t1 ... t_n          committed, t_n not yet computed by the target
     draft cache rows  [0, num_rows)          what the draft model has computed
@@ -12,14 +11,13 @@ position (Daliri, Musco, Suresh, arXiv 2408.07978), so that where the two distri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from outpace.errors import OutpaceError
+from outpace.drafters.growth import Growth, extend
 from outpace.protocols import Cache, DrafterNeeds, TargetModel
-from outpace.sampling.choose import choose_rows
-from outpace.types import Ask, Choice, Draft, Observation, Pack, Segment
+from outpace.types import Ask, Draft, Observation, Pack, Segment
 
 __all__ = ["DraftModelDrafter"]
 
@@ -39,15 +37,13 @@ class _State:
     num_fed: int = 0
 
 
-@dataclass(slots=True)
-class _Growth:
-    """One draft while it grows: `rows` are the tokens to feed next."""
+@dataclass(slots=True, kw_only=True)
+class _Growth(Growth):
+    """One draft while it grows, to at most `limit` tokens: `rows` are the tokens to feed next."""
 
-    ask: Ask
     state: _State
     limit: int
     rows: Sequence[int]
-    ids: list[int] = field(default_factory=list)
 
 
 class DraftModelDrafter:
@@ -94,17 +90,11 @@ class DraftModelDrafter:
         growths = [g for ask in asks if (g := self._begin(ask)) is not None]
         active = self._catch_up(growths, row_budget)
         while active:
-            logits = self._forward(active)
-            try:
-                chosen = choose_rows(logits, [_choice(g) for g in active])
-            except OutpaceError:  # logits without a valid choice: what was drafted so far still counts
-                break
-            for growth, token in zip(active, chosen, strict=True):
-                growth.ids.append(token)
-                growth.rows = (token,)
-            active = [g for g in active if len(g.ids) < g.limit]
-        drafted = {g.ask.request_id: g.ids for g in growths}
-        return [Draft.chain(drafted.get(ask.request_id, ()), "draft model") for ask in asks]
+            active = [g for g in extend(active, self._forward(active)) if len(g.ids) < g.limit]
+            for growth in active:
+                growth.rows = growth.ids[-1:]
+        drafts = {growth.ask.request_id: growth.draft("draft model") for growth in growths}
+        return [drafts.get(ask.request_id, Draft()) for ask in asks]
 
     def release(self, request_id: int) -> None:
         state = self._states.pop(request_id)
@@ -117,7 +107,7 @@ class DraftModelDrafter:
         limit = min(ask.num_draft_tokens, self._max_len - len(ask.token_ids) + 1)
         if state is None or limit < 1 or not self._cache.reserve(state.lane, len(ask.token_ids) + limit - 1):
             return None
-        return _Growth(ask, state, limit, rows=ask.token_ids[state.num_rows :])
+        return _Growth(ask=ask, state=state, limit=limit, rows=ask.token_ids[state.num_rows :])
 
     def _catch_up(self, growths: Sequence[_Growth], row_budget: int) -> list[_Growth]:
         """Computes what the budget allows of what is missing; returns those that can draft now."""
@@ -154,8 +144,3 @@ class DraftModelDrafter:
         last = torch.tensor([segment.end - 1 for segment in segments] if wanted else [], dtype=torch.int64)
         pack = Pack(torch.tensor(ids), torch.tensor(positions), tuple(segments), last)
         return self._model.forward(pack, self._cache).logits
-
-
-def _choice(growth: _Growth) -> Choice:
-    ask = growth.ask
-    return Choice(ask.params, ask.seed, len(ask.token_ids) + len(growth.ids), ask.number)

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from outpace.errors import OutpaceError
+from outpace.drafters.growth import Growth, extend
 from outpace.protocols import Cache, DrafterNeeds, ExitAdapter, LayeredModel
-from outpace.sampling.choose import choose_rows
-from outpace.types import Ask, Choice, Draft, Observation, Resume, Segment
+from outpace.types import Ask, Draft, Observation, Resume, Segment
 
 __all__ = ["EarlyExitDrafter"]
 
@@ -48,12 +47,10 @@ class _State:
         return sum(rows.shape[0] for rows in self.pending)
 
 
-@dataclass(slots=True)
-class _Growth:
-    """One draft while it grows: `ids` the draft tokens, `hidden` the kept states, [1, H] each."""
+@dataclass(slots=True, kw_only=True)
+class _Growth(Growth):
+    """One draft while it grows: `hidden` are the kept states, [1, H] each."""
 
-    ask: Ask
-    ids: list[int] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -113,19 +110,14 @@ class EarlyExitDrafter:
                 state.pending.append(rows[known - seen.first_position :])
 
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
-        growths = [_Growth(ask) for ask in asks]
+        growths = [_Growth(ask=ask) for ask in asks]
         active = [g for g in growths if self._adapter is None or self._reserve(g)]
         if self._adapter is not None:
             active = self._within_budget(active, row_budget)
         while active:
             self._run_lower_layers(active)
-            try:
-                chosen = choose_rows(self._exit_logits(active), [_choice(g) for g in active])
-            except OutpaceError:  # logits without a valid choice: what was drafted so far still counts
-                break
-            for growth, token in zip(active, chosen, strict=True):
-                growth.ids.append(token)
-            active = [g for g in active if len(g.ids) < g.ask.num_draft_tokens]
+            drawn = extend(active, self._exit_logits(active))
+            active = [g for g in drawn if len(g.ids) < g.ask.num_draft_tokens]
         return [self._draft(g) for g in growths]
 
     def release(self, request_id: int) -> None:
@@ -137,8 +129,7 @@ class EarlyExitDrafter:
     def _draft(self, growth: _Growth) -> Draft:
         if not growth.ids:
             return Draft()
-        resume = Resume(self.exit_layer, torch.cat(growth.hidden))
-        return Draft.chain(growth.ids, "early exit", resume=resume)
+        return growth.draft("early exit", Resume(self.exit_layer, torch.cat(growth.hidden)))
 
     def _run_lower_layers(self, growths: Sequence[_Growth]) -> None:
         """One row each: the newest token through [0, E), into the target's own cache."""
@@ -206,8 +197,3 @@ class EarlyExitDrafter:
         state = self._states[growth.ask.request_id]
         assert state is not None
         return state
-
-
-def _choice(growth: _Growth) -> Choice:
-    ask = growth.ask
-    return Choice(ask.params, ask.seed, len(ask.token_ids) + len(growth.ids), ask.number)
