@@ -1,0 +1,96 @@
+"""Logits processors: code of the caller, kept away from everything that is ours."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+
+from outpace.errors import InvalidParameter, OutpaceError
+from outpace.params import LogitsProcessor
+from outpace.sampling.stage import NEVER, Floats, History
+
+__all__ = ["Processor", "takes_prompt"]
+
+_WITHOUT_PROMPT, _WITH_PROMPT = 2, 3
+
+
+def takes_prompt(function: LogitsProcessor) -> bool:
+    """Whether it is f(prompt_ids, output_ids, logits) rather than f(output_ids, logits).
+
+    Parameters with a default are left alone.
+
+    Raises:
+        InvalidParameter: it takes neither two nor three positional arguments.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have no signature; a wrong guess fails when called
+        return False
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    required = sum(each.default is each.empty for each in positional)
+    most = np.inf if any(each.kind is each.VAR_POSITIONAL for each in parameters) else len(positional)
+    if required > _WITH_PROMPT or most < _WITHOUT_PROMPT:
+        raise InvalidParameter(
+            f"logits_processors: {_name(function)} is not possible: it takes {required} positional arguments, and must "
+            "take 2 (output_ids, logits) or 3 (prompt_ids, output_ids, logits)"
+        )
+    return required == _WITH_PROMPT
+
+
+class Processor:
+    """One logits processor as a stage.
+
+    It gets copies: a float32 torch tensor [V] and lists, which it may change or keep. What it returns is copied too.
+    Tokens that are banned before it stay banned, so that it cannot bring back what other parameters exclude.
+    """
+
+    name = "logits_processors"
+
+    def __init__(self, function: LogitsProcessor) -> None:
+        self._function = function
+        self._takes_prompt = takes_prompt(function)
+
+    def apply(self, values: Floats, history: History) -> None:
+        if not values.max() < np.inf:  # the model's own NaN or +inf is no fault of the caller's: the choice reports it
+            return
+        banned = values == NEVER
+        values[:] = self._run(values, history)
+        values[banned] = NEVER
+
+    def _run(self, values: Floats, history: History) -> Floats:
+        ids = ([*history.prompt], history.output()) if self._takes_prompt else (history.output(),)
+        try:
+            # An ordinary tensor, not one of inference mode: it may be changed at any time, in any mode.
+            with torch.inference_mode(False), torch.no_grad():
+                result = self._function(*ids, torch.tensor(values))
+                problem = _problem(result, values.shape)
+                if problem is None:
+                    changed: Floats = result.detach().to("cpu", torch.float32).numpy()
+        except Exception as error:  # the caller's code may raise anything
+            raise self._error(history, f"{type(error).__name__}: {error}") from error
+        if problem is None and not changed.max() < np.inf:
+            problem = "the logits it returned have " + ("NaN" if np.isnan(changed).any() else "+inf")
+        if problem is not None:
+            raise self._error(history, problem)
+        return changed
+
+    def _error(self, history: History, problem: str) -> OutpaceError:
+        name, position = _name(self._function), history.position
+        return OutpaceError(f"logits processor {name} failed at position {position}: {problem}")
+
+
+def _problem(result: Any, shape: tuple[int, ...]) -> str | None:
+    if not isinstance(result, torch.Tensor):
+        returned = type(result).__name__
+    elif tuple(result.shape) != shape or not result.is_floating_point():
+        returned = f"a tensor of shape {list(result.shape)} and type {result.dtype}"
+    else:
+        return None
+    return f"it returned {returned}, and must return a float tensor of shape {list(shape)}"
+
+
+def _name(function: LogitsProcessor) -> str:
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
