@@ -85,7 +85,7 @@ def summary(task: str, rows: list[Row], floor: float) -> dict[str, object]:
 
 def outside_ms(output: RequestOutput) -> float:
     seconds = output.stats.station_seconds
-    own = ("schedule", "pack", "choose", "verify", "commit")
+    own = ("schedule", "pack", "verify", "logprobs", "commit")
     return 1e3 * sum(seconds.get(name, 0.0) for name in own) / output.stats.steps
 
 

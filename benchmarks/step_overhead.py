@@ -58,7 +58,7 @@ def main() -> None:
             print("| " + " | ".join(f"{c:.2f}" if isinstance(c, float) else str(c) for c in cells) + " |")
 
 
-STATIONS = ("schedule", "draft", "pack", "choose", "verify", "commit")
+STATIONS = ("schedule", "draft", "pack", "verify", "logprobs", "commit")
 
 if __name__ == "__main__":
     main()

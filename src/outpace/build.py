@@ -33,9 +33,11 @@ from outpace.models.precision import Precision
 from outpace.models.probe import ProbeReport, probe_rows, same_bits
 from outpace.models.selection import precision_notes, select_precision
 from outpace.models.threads import ThreadGovernor, usable_cores
-from outpace.models.tokenizer import Detokenizer, Tokenizer, check_same_vocabulary
+from outpace.models.tokenizer import Tokenizer, check_same_vocabulary
+from outpace.models.vocabulary import ModelVocabulary
 from outpace.params import SamplingDefaults
 from outpace.protocols import Drafter
+from outpace.sampling.grammar import GrammarCompiler
 
 __all__ = ["Built", "Notify", "Progress", "build"]
 
@@ -189,6 +191,7 @@ def build(
             f"max_num_batched_tokens={config.max_num_batched_tokens} is not possible: it must be more than "
             f"max_num_seqs={config.max_num_seqs}"
         )
+    _note_verification(wanted, notify)
     governor = _set_threads(config)
     if config.kernels != "torch":
         prepare(notify)
@@ -217,10 +220,11 @@ def build(
         target,
         cache,
         drafters,
-        detokenizer=_detokenizer_maker(files.tokenizer),
+        vocabulary=_vocabulary(files, target.vocab_size),
         eos_ids=files.eos_ids,
         max_model_len=max_model_len,
         num_speculative_tokens={item.method: item.num_speculative_tokens for item in resolved},
+        verification={item.method: item.rejection_sample_method for item in resolved},
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         weight_bytes=target.weight_bytes,
@@ -280,8 +284,17 @@ def _cache_rows(config: EngineConfig, target: Decoder) -> int:
     return rows
 
 
-def _detokenizer_maker(tokenizer: Tokenizer) -> Callable[[bool], Detokenizer]:
-    return lambda skip_special_tokens: tokenizer.detokenizer(skip_special_tokens)
+def _vocabulary(files: LoadedFiles, size: int) -> ModelVocabulary:
+    compiler = GrammarCompiler(files.tokenizer.to_json(), size, files.eos_ids)
+    return ModelVocabulary(files.tokenizer, size, compiler.compile)
+
+
+def _note_verification(configs: Sequence[SpeculativeConfig], notify: Notify) -> None:
+    for method in sorted({item.rejection_sample_method for item in configs} - {"coupled"}):
+        notify(
+            f"rejection_sample_method={method}: sampled text has the same distribution with and without speculation, "
+            "but a seed no longer gives the same text"
+        )
 
 
 def _no_progress(what: str, done: int, total: int) -> None:

@@ -15,11 +15,21 @@ from typing import Any
 from outpace.errors import InvalidParameter
 from outpace.params import check_integer, check_num_speculative_tokens
 
-__all__ = ["DTYPES", "KERNELS", "METHODS", "QUANTIZATIONS", "EngineConfig", "SpeculativeConfig", "field_help"]
+__all__ = [
+    "DTYPES",
+    "KERNELS",
+    "METHODS",
+    "QUANTIZATIONS",
+    "VERIFICATIONS",
+    "EngineConfig",
+    "SpeculativeConfig",
+    "field_help",
+]
 
 METHODS = ("ngram", "draft_model", "early_exit", "none")
 QUANTIZATIONS = ("auto", "file", "int8", "int4", "none")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+VERIFICATIONS = ("coupled", "standard", "block")
 KERNELS = ("auto", "native", "torch")
 MAX_LOOKUP = 32
 """Longest n-gram that prompt lookup compares."""
@@ -53,6 +63,11 @@ class SpeculativeConfig:
         None, "layers the early-exit drafter runs (method early_exit); None probes for one"
     )
     adapter: str | None = _option(None, "folder of a trained adapter at the exit (method early_exit)")
+    rejection_sample_method: str = _option(
+        "coupled",
+        "how sampled drafts are verified: coupled (the text of a seed never changes), or standard or block (rejection "
+        "sampling: the same distribution, not the same text per seed)",
+    )
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
@@ -68,6 +83,11 @@ class SpeculativeConfig:
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise InvalidParameter(
                 f"quantization={self.quantization!r} is not known; possible: {', '.join(QUANTIZATIONS)}"
+            )
+        if self.rejection_sample_method not in VERIFICATIONS:
+            raise InvalidParameter(
+                f"rejection_sample_method={self.rejection_sample_method!r} is not known; possible: "
+                f"{', '.join(VERIFICATIONS)}. Rules that change what the model says are not offered"
             )
         for name in ("model", "adapter"):
             value = getattr(self, name)

@@ -11,7 +11,7 @@ from typing import Any
 
 from outpace.build import Built, Notify, Progress, build
 from outpace.config import EngineConfig, SpeculativeConfig
-from outpace.engine.outputs import RequestOutput, StepOutput, StreamChunk
+from outpace.engine.outputs import RequestOutput, RequestStats, StepOutput, StreamChunk
 from outpace.engine.request import Request
 from outpace.errors import InvalidParameter, InvalidPrompt, OutpaceError
 from outpace.params import SamplingParams, SpeculationParams
@@ -86,17 +86,19 @@ class LLM:
 
         Raises:
             BadInput: a prompt or parameter is not possible; nothing is generated then.
+            OutpaceError: a request failed inside the engine (a logits processor raised, say).
         """
         many = _as_list(prompts)
         each = _for_each(sampling_params, len(many))
-        requests = [self._prepare(prompt, p, speculation) for prompt, p in zip(many, each, strict=True)]
+        groups = [self._prepare(prompt, p, speculation) for prompt, p in zip(many, each, strict=True)]
+        requests = [request for group in groups for request in group]
         try:
             for request in requests:
                 self._submit(request)
             for request in requests:
                 while not self._next(request.id).finish_reason:
                     continue
-            return [self._take(request.id, prompt) for request, prompt in zip(requests, many, strict=True)]
+            return [self._take(group, prompt) for group, prompt in zip(groups, many, strict=True)]
         finally:
             for request in requests:
                 self._drop(request.id)
@@ -121,7 +123,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
     ) -> Generator[StreamChunk, None, None]:
-        """Yields what each step brings. Leaving the loop early ends the request.
+        """Yields what each step brings, all n choices side by side. Leaving the loop early ends the request.
 
         Args:
             prompt: text, token ids, or the messages of a conversation.
@@ -170,12 +172,16 @@ class LLM:
         """What parameters left at None mean here."""
         return SamplingParams().resolved(self._built.defaults)
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams | None, speculation: SpeculationParams | None) -> Request:
+    def _prepare(
+        self, prompt: Prompt, params: SamplingParams | None, speculation: SpeculationParams | None
+    ) -> list[Request]:
+        """One for each of the n choices; they share a seed if one is given, and draw different noise from it."""
         for value, kind in ((params, SamplingParams), (speculation, SpeculationParams)):
             if value is not None and not isinstance(value, kind):
                 raise InvalidParameter(f"{value!r} is not possible: it must be {kind.__name__}")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        return self._engine.prepare(ids, (params or SamplingParams()).resolved(self._built.defaults), speculation)
+        resolved = (params or SamplingParams()).resolved(self._built.defaults)
+        return [self._engine.prepare(ids, resolved, speculation, number=number) for number in range(resolved.n)]
 
     def _submit(self, request: Request) -> None:
         self._mail[request.id] = deque()
@@ -185,39 +191,60 @@ class LLM:
         """The request's next output. Steps serve everybody, so what others got waits for them."""
         mail = self._mail[request_id]
         while not mail:
-            outputs = self._engine.step()
-            if not outputs:
-                raise OutpaceError("the request was interrupted: ask again")
-            for output in outputs:
-                self._mail[output.request_id].append(output)
+            self._step()
         return mail.popleft()
+
+    def _step(self) -> None:
+        outputs = self._engine.step()
+        if not outputs:
+            raise OutpaceError("the request was interrupted: ask again")
+        for output in outputs:
+            self._mail[output.request_id].append(output)
 
     def _drop(self, request_id: int) -> None:
         self._mail.pop(request_id, None)
         self._engine.abort(request_id)
 
-    def _stream(self, request: Request, prompt: Prompt) -> Generator[StreamChunk, None, None]:
-        self._submit(request)
+    def _stream(self, group: list[Request], prompt: Prompt) -> Generator[StreamChunk, None, None]:
+        for request in group:
+            self._submit(request)
+        going_on = {request.id: request for request in group}
         try:
-            finished = False
-            while not finished:
-                step = self._next(request.id)
-                finished = step.finish_reason is not None
-                if step.pieces or step.prefill or finished:
-                    yield StreamChunk(
-                        text="".join(piece.text for piece in step.pieces),
-                        token_ids=[piece.token_id for piece in step.pieces],
-                        pieces=step.pieces,
-                        prefill=step.prefill,
-                        finished=finished,
-                        output=self._take(request.id, prompt) if finished else None,
-                    )
+            while going_on:
+                while not any(self._mail[request_id] for request_id in going_on):
+                    self._step()
+                for request in list(going_on.values()):
+                    while self._mail[request.id]:
+                        step = self._mail[request.id].popleft()
+                        if step.finish_reason:
+                            del going_on[request.id]
+                        if step.pieces or step.prefill or step.finish_reason:
+                            yield _chunk(step, request.number, None if going_on else self._take(group, prompt))
         finally:
-            self._drop(request.id)
+            for request in group:
+                self._drop(request.id)
 
-    def _take(self, request_id: int, prompt: Prompt) -> RequestOutput:
-        output = self._engine.take(request_id)
-        return replace(output, prompt=prompt if isinstance(prompt, str) else None)
+    def _take(self, group: Sequence[Request], prompt: Prompt) -> RequestOutput:
+        """The choices of one request, joined."""
+        parts = [self._engine.take(request.id) for request in group]
+        return replace(
+            parts[0],
+            prompt=prompt if isinstance(prompt, str) else None,
+            outputs=[part.outputs[0] for part in parts],
+            stats=RequestStats.joined([part.stats for part in parts]),
+        )
+
+
+def _chunk(step: StepOutput, index: int, output: RequestOutput | None) -> StreamChunk:
+    return StreamChunk(
+        text="".join(piece.text for piece in step.pieces),
+        token_ids=[piece.token_id for piece in step.pieces],
+        pieces=step.pieces,
+        prefill=step.prefill,
+        finished=step.finish_reason is not None,
+        output=output,
+        index=index,
+    )
 
 
 def _speculative_configs(value: Any) -> list[SpeculativeConfig]:

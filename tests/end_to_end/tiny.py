@@ -16,7 +16,7 @@ from outpace.models.adapter import BlockAdapter
 from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
 from outpace.protocols import Drafter
-from tests.engine.fakes import IdDetokenizer
+from tests.engine.fakes import IdVocabulary
 from tests.models.tiny_models import SIZES, DictWeights, precision
 
 VOCAB = SIZES["vocab_size"]
@@ -110,7 +110,7 @@ def make_engine(
         model,
         cache,
         {name: make_drafter(name, quantization, cache) for name in names},
-        detokenizer=lambda skip_special_tokens: IdDetokenizer(),
+        vocabulary=IdVocabulary(model.vocab_size),
         eos_ids=(),
         max_model_len=CAPACITY,
         num_speculative_tokens={name: k for name in names},

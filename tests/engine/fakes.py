@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from outpace.protocols import Cache, DrafterNeeds
+from outpace.protocols import Cache, DrafterNeeds, Grammar
+from outpace.structured import StructuredOutputs
 from outpace.types import Ask, Draft, ForwardResult, Observation, Pack
 
 FREE = -1
@@ -210,3 +211,24 @@ class IdDetokenizer:
 
     def flush(self) -> str:
         return ""
+
+
+class IdVocabulary:
+    """The vocabulary of `IdDetokenizer`; texts are split into letters, each the id of its place in the alphabet."""
+
+    missing_ids: tuple[int, ...] = ()
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def encode(self, text: str) -> list[int]:
+        return [(ord(letter) - 97) % self.size for letter in text.replace(" ", "")]
+
+    def token_text(self, token_id: int) -> str:
+        return IdDetokenizer().push(token_id)
+
+    def detokenizer(self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> IdDetokenizer:
+        return IdDetokenizer()
+
+    def grammar(self, structured_outputs: StructuredOutputs) -> Grammar:
+        raise NotImplementedError

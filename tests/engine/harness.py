@@ -16,7 +16,7 @@ from outpace.protocols import Drafter
 from outpace.sampling.choose import choose_rows
 from outpace.types import Choice
 
-from .fakes import HistoryModel, IdDetokenizer, TokenCache
+from .fakes import HistoryModel, IdVocabulary, TokenCache
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40).resolved(SamplingDefaults())
 WARM = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=40).resolved(SamplingDefaults())
@@ -69,7 +69,7 @@ def make_engine(
         model,
         cache,
         drafters,
-        detokenizer=lambda skip_special_tokens: IdDetokenizer(),
+        vocabulary=IdVocabulary(model.vocab_size),
         eos_ids=eos,
         max_model_len=cache.capacity,
         num_speculative_tokens={name: k for name in drafters},
@@ -111,7 +111,6 @@ def mixed_jobs(
 ) -> list[Job]:
     """Prompts of mixed lengths, arriving over some steps, with parameters in turn."""
     source = random.Random(seed)
-    params = (GREEDY, WARM, HOT)
     jobs = []
     for index in range(count):
         prompt = [source.randrange(vocab_size) for _ in range(source.choice([1, 2, 3, 9, 30, 61]))]

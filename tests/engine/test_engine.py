@@ -334,7 +334,7 @@ def test_statistics_follow_their_definitions() -> None:
     assert stats.mean_acceptance_length == 1 + 9 / 10
     assert stats.per_position == [0.9, 0.0]
     assert stats.steps == 11
-    assert set(stats.station_seconds) == {"schedule", "draft", "pack", "forward", "choose", "verify", "commit"}
+    assert set(stats.station_seconds) == {"schedule", "draft", "pack", "forward", "verify", "logprobs", "commit"}
 
 
 def test_unseeded_requests_differ_and_seeded_ones_do_not() -> None:

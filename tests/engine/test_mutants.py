@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-import outpace.engine.choosing as choosing_module
 import outpace.engine.engine as engine_module
 import outpace.engine.pack as pack_module
+import outpace.engine.verifying as verifying_module
 from outpace.drafters.draft_model import DraftModelDrafter
+from outpace.sampling.choose import Chosen
 from outpace.types import Ask, Choice, Draft, Observation, Segment, Verdict
 
 from .fakes import HistoryModel, TokenCache, random_drafter
@@ -54,12 +55,12 @@ def drop_bonus_history(draft: Draft, chosen: Sequence[int]) -> Verdict:
     return Verdict(verdict.accepted, chosen[max(0, len(verdict.accepted) - 1)])
 
 
-engine_verify = engine_module.verify
+engine_verify = verifying_module.coupled.verify
 
 
 @pytest.mark.parametrize("fault", [accept_all, drop_bonus_history])
 def test_wrong_walks_are_noticed(fault: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "verify", fault)
+    monkeypatch.setattr(verifying_module.coupled, "verify", fault)
     assert not identical()
 
 
@@ -76,28 +77,28 @@ def test_rollback_off_by_one_is_noticed(shift: int, monkeypatch: pytest.MonkeyPa
     else:
         # One row too many stays: harmless to the text, since it is overwritten, so the request's own count must lie.
         append = engine_module._append
-        monkeypatch.setattr(engine_module, "_append", lambda *a: append(*a) + 1 if len(a[1]) else append(*a))
+        monkeypatch.setattr(engine_module, "_append", lambda *a: append(*a) + bool(len(a[0].draft)))
         assert not identical()
 
 
 def test_noise_without_the_position_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = choosing_module.choose_rows
+    real = verifying_module.choose_each
 
-    def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> list[int]:
+    def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> Chosen:
         return real(logits, [replace(c, position=0) for c in choices])
 
-    monkeypatch.setattr(choosing_module, "choose_rows", choose)
+    monkeypatch.setattr(verifying_module, "choose_each", choose)
     assert not identical()
 
 
 def test_a_shifted_noise_position_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Position counted inside the block instead of from the start of the text."""
-    real = choosing_module._choices
+    real = verifying_module.choices_of
 
     def choices(block: pack_module.Block) -> list[Choice]:
         return [replace(c, position=i) for i, c in enumerate(real(block))]
 
-    monkeypatch.setattr(choosing_module, "_choices", choices)
+    monkeypatch.setattr(verifying_module, "choices_of", choices)
     assert not identical()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from outpace.engine.pack import Block
 from outpace.engine.request import Request
@@ -15,9 +15,26 @@ from outpace.protocols import Drafter
 from outpace.types import Ask, Draft, ForwardResult, Observation
 from outpace.verify.clean import clean_draft, principal_chain
 
-__all__ = ["Drafting"]
+__all__ = ["DraftPlan", "Drafting"]
 
 _NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """How one request is drafted for.
+
+    Args:
+        drafter: by name; None for plain decoding.
+        num_speculative_tokens: most draft tokens a step.
+        before_first_token: whether the drafter may be asked before there is a first token.
+        verification: the rule its drafts are verified by.
+    """
+
+    drafter: str | None = None
+    num_speculative_tokens: int = 0
+    before_first_token: bool = False
+    verification: str = "coupled"
 
 
 class Drafting:
@@ -27,14 +44,20 @@ class Drafting:
         drafters: the first is the default of a request that names none. May be empty.
         num_speculative_tokens: per drafter name, most draft tokens a step unless the request says less or more.
         vocab_size: ids from here on do not exist.
+        verification: per drafter name, the rule its drafts are verified by; "coupled" where none is named.
     """
 
     def __init__(
-        self, drafters: Mapping[str, Drafter], num_speculative_tokens: Mapping[str, int], vocab_size: int
+        self,
+        drafters: Mapping[str, Drafter],
+        num_speculative_tokens: Mapping[str, int],
+        vocab_size: int,
+        verification: Mapping[str, str],
     ) -> None:
         self.drafters = dict(drafters)
         self._num_speculative_tokens = dict(num_speculative_tokens)
         self._vocab_size = vocab_size
+        self._verification = dict(verification)
         self._started: set[int] = set()
         self.aux_layers = tuple(sorted({layer for d in self.drafters.values() for layer in d.needs.aux_layers}))
 
@@ -42,8 +65,8 @@ class Drafting:
     def memory_bytes(self) -> int:
         return sum(drafter.memory_bytes for drafter in self.drafters.values())
 
-    def choose(self, speculation: SpeculationParams) -> tuple[str | None, int, bool]:
-        """Which drafter serves a request, its most draft tokens a step, and whether it may come before a first token.
+    def plan(self, speculation: SpeculationParams) -> DraftPlan:
+        """How a request that asks for this is drafted for.
 
         Raises:
             InvalidParameter: no such drafter is loaded.
@@ -53,12 +76,14 @@ class Drafting:
                 f"speculation method {speculation.method!r} is not loaded; loaded: {', '.join(self.drafters) or 'none'}"
             )
         name = speculation.method or next(iter(self.drafters), None)
-        most = speculation.num_speculative_tokens
-        if name is None or not speculation.enabled or most == 0:
-            return None, 0, False
-        if most is None:
-            most = self._num_speculative_tokens[name]
-        return (name, most, not self.drafters[name].needs.computes) if most else (None, 0, False)
+        if name is None or not speculation.enabled:
+            return DraftPlan()
+        wanted = speculation.num_speculative_tokens
+        most = self._num_speculative_tokens[name] if wanted is None else wanted
+        if most == 0:
+            return DraftPlan()
+        early = not self.drafters[name].needs.computes
+        return DraftPlan(name, most, early, self._verification.get(name, "coupled"))
 
     def start(self, request: Request) -> None:
         """The request got a lane."""
@@ -81,8 +106,13 @@ class Drafting:
         drafts = [_NO_DRAFT] * len(turns)
         groups: dict[str, list[int]] = defaultdict(list)
         for index, turn in enumerate(turns):
-            if turn.num_draft_tokens:
-                assert turn.request.drafter is not None
+            if not turn.num_draft_tokens:
+                continue
+            assert turn.request.drafter is not None
+            forced = _forced(turn)
+            if forced:
+                drafts[index] = self._legal(forced, turn)
+            else:
                 groups[turn.request.drafter].append(index)
         for name, indices in groups.items():
             asks = [_ask(turns[index]) for index in indices]
@@ -120,14 +150,29 @@ class Drafting:
             self.drafters[name].observe(seen)
 
     def _legal(self, draft: Draft, turn: Turn) -> Draft:
-        """A chain of real ids, no longer than asked, with nothing behind a token that ends generation."""
-        assert turn.request.drafter is not None
-        if draft.resume is not None and not self.drafters[turn.request.drafter].needs.target_rows:
+        """A chain of real ids, no longer than asked, with nothing behind one that ends the text or is not allowed.
+
+        A token that was drawn may be left out only for what was known before it was drawn, or rejection sampling is
+        biased; so the first one that is not allowed stays there, and is rejected. Drafts without probabilities do not
+        depend on that noise, so it goes.
+        """
+        request = turn.request
+        assert request.drafter is not None
+        if draft.resume is not None and not self.drafters[request.drafter].needs.target_rows:
             draft = replace(draft, resume=None)
         draft = principal_chain(clean_draft(draft, vocab_size=self._vocab_size, limit=len(draft.ids)))
-        ends = (index + 1 for index, token in enumerate(draft.ids) if token in turn.request.stop_ids)
-        limit = min(turn.num_draft_tokens, next(ends, len(draft)))
+        limit = min(turn.num_draft_tokens, len(draft))
+        if request.rules is not None:
+            drawn = request.verification != "coupled" and draft.probabilities is not None
+            limit = min(limit, request.rules.count_legal(draft.ids[:limit]) + drawn)
+        limit = next((end for end, token in enumerate(draft.ids[:limit], 1) if token in request.stop_ids), limit)
         return draft if len(draft) <= limit else clean_draft(draft, vocab_size=self._vocab_size, limit=limit)
+
+
+def _forced(turn: Turn) -> Draft:
+    """The text that a grammar prescribes next, as a draft."""
+    rules = turn.request.rules
+    return _NO_DRAFT if rules is None else Draft.chain(rules.forced()[: turn.num_draft_tokens], "grammar")
 
 
 def _ask(turn: Turn) -> Ask:
@@ -141,4 +186,6 @@ def _ask(turn: Turn) -> Ask:
         seed=request.seed,
         number=request.number,
         lane=request.lane,
+        rules=request.rules,
+        coupled=request.verification == "coupled",
     )

@@ -1,6 +1,6 @@
 """The step loop.
 
-    schedule -> draft -> pack -> forward -> choose -> verify -> commit -> emit
+    schedule -> draft -> pack -> forward -> verify -> logprobs -> commit -> emit
 
 The engine knows ports, not classes: a model, a cache, and drafters by name (`outpace.protocols`). Rows are reserved
 before drafting, so no draft is cut afterwards; drafting comes first in a step, so what the last step committed has
@@ -11,23 +11,24 @@ request; how a station works belongs to the station.
 from __future__ import annotations
 
 import itertools
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from outpace.engine.choosing import NO_TOKEN, choose_blocks
+import torch
+
 from outpace.engine.drafting import Drafting
-from outpace.engine.outputs import CompletionOutput, RequestOutput, StepOutput
+from outpace.engine.logprobs import output_logprobs, prompt_logprobs
+from outpace.engine.outputs import RequestOutput, StepOutput, TokenLogprobs
 from outpace.engine.pack import Block, build_pack
-from outpace.engine.request import Request
+from outpace.engine.preparing import Preparing
+from outpace.engine.request import Request, result_of
 from outpace.engine.scheduler import Scheduler
-from outpace.engine.text import Detokenizer, TextBuilder
-from outpace.errors import InvalidPrompt, OutpaceError
+from outpace.engine.verifying import Verified, verify_blocks
+from outpace.errors import OutpaceError
 from outpace.params import SamplingParams, SpeculationParams
-from outpace.protocols import Cache, Drafter, TargetModel
-from outpace.types import Draft, ForwardResult, Verdict
-from outpace.verify.coupled import verify
+from outpace.protocols import Cache, Drafter, TargetModel, Vocabulary
+from outpace.types import ForwardResult
 
 __all__ = ["Engine"]
 
@@ -41,10 +42,12 @@ class Engine:
         model: the target.
         cache: its cache; the engine is its only user beside drafters that work on target rows.
         drafters: by name; the first is the default of a request that names none. May be empty.
-        detokenizer: makes a fresh one per request.
+        vocabulary: what the tokens mean.
         eos_ids: ids that end generation unless a request ignores them.
         max_model_len: most tokens of a request, prompt and output.
         num_speculative_tokens: per drafter name, most draft tokens a step unless the request says less or more.
+        verification: per drafter name, the rule its drafts are verified by: "coupled" (also where none is named),
+            "standard" or "block".
         max_num_seqs: most requests side by side; further ones wait.
         max_num_batched_tokens: most rows a step.
         weight_bytes: memory of the target's weights, for the statistics.
@@ -57,10 +60,11 @@ class Engine:
         cache: Cache,
         drafters: Mapping[str, Drafter],
         *,
-        detokenizer: Callable[[bool], Detokenizer],
+        vocabulary: Vocabulary,
         eos_ids: Iterable[int],
         max_model_len: int,
         num_speculative_tokens: Mapping[str, int],
+        verification: Mapping[str, str] | None = None,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
         weight_bytes: int = 0,
@@ -68,10 +72,14 @@ class Engine:
     ) -> None:
         self.model = model
         self.cache = cache
-        self.drafting = Drafting(drafters, num_speculative_tokens, model.vocab_size)
-        self._max_len = min(max_model_len, cache.capacity, cache.free_rows)  # one request always fits
-        self._detokenizer = detokenizer
-        self._eos_ids = frozenset(eos_ids)
+        self.drafting = Drafting(drafters, num_speculative_tokens, model.vocab_size, verification or {})
+        self._vocabulary = vocabulary
+        self._preparing = Preparing(
+            vocabulary,
+            self.drafting,
+            eos_ids=frozenset(eos_ids),
+            max_len=min(max_model_len, cache.capacity, cache.free_rows),  # one request always fits
+        )
         self._weight_bytes = weight_bytes
         self._before_step = before_step
         self._scheduler = Scheduler(cache, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
@@ -93,33 +101,15 @@ class Engine:
 
         Args:
             prompt_token_ids: at least one id.
-            params: resolved (no None among temperature, top_p and top_k).
+            params: resolved (no None among temperature, top_p and top_k). Its n is the caller's business.
             speculation: None follows the engine.
             number: which of the caller's n choices this is.
 
         Raises:
             InvalidPrompt: empty, too long, or with an id outside the vocabulary.
-            InvalidParameter: an unknown drafter.
+            InvalidParameter: an unknown drafter, an id outside the vocabulary, or a contradiction.
         """
-        self._check_prompt(prompt_token_ids)
-        limit = self._max_len
-        if params.max_tokens is not None:
-            limit = min(limit, len(prompt_token_ids) + params.max_tokens)
-        drafter, most, early = self.drafting.choose(speculation or SpeculationParams())
-        return Request(
-            id=next(self._ids),
-            token_ids=list(prompt_token_ids),
-            num_prompt_tokens=len(prompt_token_ids),
-            params=params,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            number=number,
-            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids),
-            max_total_tokens=limit,
-            drafter=drafter,
-            num_speculative_tokens=most,
-            drafts_before_first_token=early,
-            text=TextBuilder(self._detokenizer(params.skip_special_tokens), params.stop),
-        )
+        return self._preparing.request(next(self._ids), prompt_token_ids, params, speculation, number)
 
     def submit(self, request: Request) -> int:
         """Queues a prepared request. Returns its id."""
@@ -147,15 +137,7 @@ class Engine:
         assert request.finish_reason is not None, f"request {request_id} has not finished"
         if request.error is not None:
             raise OutpaceError(request.error)
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        completion = CompletionOutput(
-            index=request.number,
-            text=request.text.text,
-            token_ids=request.token_ids[request.num_prompt_tokens :],
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-        )
-        return RequestOutput(request.id, None, prompt, [completion], request.stats)
+        return result_of(request)
 
     # The step.
 
@@ -192,21 +174,39 @@ class Engine:
             pack, blocks = build_pack(plan.turns, drafts, self.drafting.aux_layers)
         with self._station("forward"):
             result = self.model.forward(pack, self.cache)
-        with self._station("choose"):
-            chosen = choose_blocks(blocks, result.logits)
         with self._station("verify"):
-            verdicts = [verify(b.draft, own) if own else None for b, own in zip(blocks, chosen, strict=True)]
+            verified = verify_blocks(blocks, result.logits)
+        with self._station("logprobs"):
+            logprobs = self._logprobs(blocks, verified, result.logits)
         with self._station("commit"):
-            self._commit(blocks, verdicts, result)
+            self._commit(blocks, verified, logprobs, result)
         return blocks
 
-    def _commit(self, blocks: Sequence[Block], verdicts: Sequence[Verdict | None], result: ForwardResult) -> None:
+    def _logprobs(
+        self, blocks: Sequence[Block], verified: Sequence[Verified | None], logits: torch.Tensor
+    ) -> list[list[TokenLogprobs] | None]:
+        """Of the tokens each block is about to commit, where asked for; those of prompts are booked right away."""
+        text = self._vocabulary.token_text
+        for block in blocks:
+            block.turn.request.prompt_logprobs += prompt_logprobs(block, logits, text)
+        return [
+            None if found is None else output_logprobs(block, found.verdict, logits, text)
+            for block, found in zip(blocks, verified, strict=True)
+        ]
+
+    def _commit(
+        self,
+        blocks: Sequence[Block],
+        verified: Sequence[Verified | None],
+        logprobs: Sequence[list[TokenLogprobs] | None],
+        result: ForwardResult,
+    ) -> None:
         """Appends what was kept, ends requests, rolls the cache back, and tells the drafters."""
         going_on: list[tuple[Block, int, int]] = []
-        for block, verdict in zip(blocks, verdicts, strict=True):
+        for block, found, likely in zip(blocks, verified, logprobs, strict=True):
             request = block.turn.request
             before = len(request.token_ids)
-            num_accepted = 0 if verdict is None else _append(request, block.draft, verdict)
+            num_accepted = 0 if found is None else _append(block, found, likely)
             request.num_computed += block.turn.num_tokens + num_accepted
             request.stats.count_draft(len(block.draft), num_accepted)
             if request.finish_reason:
@@ -269,28 +269,16 @@ class Engine:
         yield
         self._seconds[name] = time.perf_counter() - began
 
-    def _check_prompt(self, prompt_token_ids: Sequence[int]) -> None:
-        if not prompt_token_ids:
-            raise InvalidPrompt("the prompt is empty: it must have at least one token")
-        if len(prompt_token_ids) >= self._max_len:
-            raise InvalidPrompt(
-                f"the prompt has {len(prompt_token_ids)} tokens and the context holds {self._max_len}, output "
-                f"included: shorten it to at most {self._max_len - 1} tokens"
-            )
-        worst = max(prompt_token_ids, key=lambda i: abs(i - self.model.vocab_size / 2))
-        if not 0 <= worst < self.model.vocab_size:
-            raise InvalidPrompt(
-                f"token id {worst} is not in the vocabulary: ids go from 0 to {self.model.vocab_size - 1}"
-            )
 
-
-def _append(request: Request, draft: Draft, verdict: Verdict) -> int:
+def _append(block: Block, found: Verified, logprobs: Sequence[TokenLogprobs] | None) -> int:
     """Commits the accepted path and the bonus token, up to an end inside the block. Returns accepted tokens kept."""
+    request, draft, verdict = block.turn.request, block.draft, found.verdict
+    likely = iter(logprobs or ())
     for count, node in enumerate(verdict.accepted, 1):
-        if request.append(draft.ids[node], draft.sources[node]):
+        if request.append(draft.ids[node], draft.sources[node], next(likely, None)):
             return count
-    if verdict.bonus == NO_TOKEN:
-        request.fail(f"the logits at position {len(request.token_ids)} are not numbers, so no token can be chosen")
+    if found.error is not None:
+        request.fail(found.error)
     else:
-        request.append(verdict.bonus, None)
+        request.append(verdict.bonus, None, next(likely, None))
     return len(verdict.accepted)

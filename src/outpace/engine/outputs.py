@@ -6,7 +6,9 @@ bonus token included; `per_position[i]` = drafts whose token i was accepted / al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 __all__ = [
@@ -78,6 +80,26 @@ class RequestStats:
         for position in range(num_accepted):
             self.accepted_at[position] += 1
 
+    @classmethod
+    def joined(cls, many: Sequence[RequestStats]) -> RequestStats:
+        """Of several choices of one request, computed side by side: counts add up, times are the longest."""
+        if len(many) == 1:
+            return many[0]
+        stations = {name for stats in many for name in stats.station_seconds}
+        return cls(
+            steps=max(stats.steps for stats in many),
+            drafts=sum(stats.drafts for stats in many),
+            draft_tokens=sum(stats.draft_tokens for stats in many),
+            accepted_tokens=sum(stats.accepted_tokens for stats in many),
+            accepted_at=[sum(column) for column in zip_longest(*(s.accepted_at for s in many), fillvalue=0)],
+            preemptions=sum(stats.preemptions for stats in many),
+            prefill_seconds=max(stats.prefill_seconds for stats in many),
+            decode_seconds=max(stats.decode_seconds for stats in many),
+            decode_tokens=sum(stats.decode_tokens for stats in many),
+            station_seconds={name: max(s.station_seconds.get(name, 0.0) for s in many) for name in stations},
+            memory=max((s.memory for s in many), key=lambda held: held.get("cache", 0)),
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """A JSON-able object, seconds as floats and memory in bytes."""
         return {
@@ -132,10 +154,12 @@ class CompletionOutput:
 
     Args:
         index: which of the request's choices.
-        text: without special tokens (unless asked for) and without the stop string.
+        text: without special tokens and without the stop string, unless asked for.
         token_ids: every generated id, the EOS or stop token included.
-        finish_reason: "stop" (EOS, stop id, stop string) or "length".
-        stop_reason: the stop string or stop token id that ended it; None for EOS and length.
+        finish_reason: "stop" (EOS, stop id, stop string, end of a grammar) or "length".
+        stop_reason: the stop string or stop token id that ended it; None otherwise.
+        logprobs: of every token in `token_ids`, None if not asked for.
+        cumulative_logprob: their sum.
     """
 
     index: int
@@ -143,17 +167,29 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str
     stop_reason: str | int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request. `prompt` is None where token ids or messages were given."""
+    """A finished request.
+
+    Args:
+        request_id: of its first choice.
+        prompt: None where token ids or messages were given.
+        prompt_token_ids: as computed, after truncation.
+        outputs: one for each choice.
+        stats: of all choices together.
+        prompt_logprobs: of every prompt token, None for the first; None if not asked for.
+    """
 
     request_id: int
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     stats: RequestStats
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def text(self) -> str:
@@ -180,7 +216,17 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """What a stream yields per step."""
+    """What a stream yields: what one step brought to one choice.
+
+    Args:
+        text: new text; empty only while the prompt is computed and at the end.
+        token_ids: of the pieces.
+        pieces: the text token by token, with sources and log probabilities.
+        prefill: (done, total) prompt tokens while the prompt is still being computed.
+        finished: whether this choice has ended.
+        output: the whole result, on the last chunk of the stream.
+        index: which of the n choices.
+    """
 
     text: str
     token_ids: list[int]
@@ -188,3 +234,4 @@ class StreamChunk:
     prefill: tuple[int, int] | None
     finished: bool
     output: RequestOutput | None
+    index: int = 0

@@ -21,13 +21,19 @@ class Block:
         turn: whose rows.
         draft: verified in this step; empty in plain decoding and in the middle of a prefill.
         begin: its first row in the pack.
-        num_choices: rows whose logits are wanted: the last committed token and every draft token, or 0.
+        prompt_rows: rows of the logits that say how likely the next prompt tokens were, if the request asks for that.
+        choice_rows: rows of the logits after the last committed token and after every draft token, or none.
     """
 
     turn: Turn
     draft: Draft
     begin: int
-    num_choices: int
+    prompt_rows: range
+    choice_rows: range
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.choice_rows)
 
     @property
     def num_rows(self) -> int:
@@ -55,14 +61,26 @@ def build_pack(turns: Sequence[Turn], drafts: Sequence[Draft], aux_layers: tuple
         end = len(ids)
         positions += range(start, start + end - begin)
         segments.append(Segment(request.lane, begin, end, start))
-        num_choices = 1 + len(draft) if turn.reaches_end else 0
-        logits_rows += range(end - num_choices, end)
+        prompt_rows = _prompt_positions(turn)
+        choice_rows = range(end - len(draft) - 1, end) if turn.reaches_end else range(0)
+        first_logits = len(logits_rows)
+        logits_rows += [begin + position - start for position in prompt_rows]
+        logits_rows += choice_rows
         resume = draft.resume
         if resume is not None and turn.num_tokens == 1 and resume_layer in (0, resume.layer):
             resume_layer = resume.layer
             resume_rows += range(begin, begin + resume.hidden.shape[0])
             resume_hidden.append(resume.hidden)
-        blocks.append(Block(turn, draft, begin, num_choices))
+        first_choice = first_logits + len(prompt_rows)
+        blocks.append(
+            Block(
+                turn,
+                draft,
+                begin,
+                prompt_rows=range(first_logits, first_choice),
+                choice_rows=range(first_choice, len(logits_rows)),
+            )
+        )
     pack = Pack(
         ids=torch.tensor(ids),
         positions=torch.tensor(positions),
@@ -74,3 +92,12 @@ def build_pack(turns: Sequence[Turn], drafts: Sequence[Draft], aux_layers: tuple
         resume_hidden=torch.cat(resume_hidden) if resume_hidden else None,
     )
     return pack, blocks
+
+
+def _prompt_positions(turn: Turn) -> range:
+    """Positions of this turn that are followed by a prompt token whose log probability is still wanted."""
+    request = turn.request
+    if request.params.prompt_logprobs is None:
+        return range(0)
+    first = max(request.num_computed, len(request.prompt_logprobs) - 1)
+    return range(first, max(first, min(request.num_computed + turn.num_tokens, request.num_prompt_tokens - 1)))

@@ -103,13 +103,13 @@ class Scheduler:
         budget -= draft_budget
         for request in prefilling:
             if budget and request.lane is not None:
-                budget -= self._reserve(request, min(request.num_uncomputed, budget), tokens, preempted)
+                budget -= self._reserve(request, min(request.next_chunk, budget), tokens, preempted)
         while budget and not preempted and self._can_admit():
             request = self.waiting.popleft()
             request.lane = self._cache.allocate()
             self.running.append(request)
             admitted.append(request)
-            budget -= self._reserve(request, min(request.num_uncomputed, budget), tokens, preempted)
+            budget -= self._reserve(request, min(request.next_chunk, budget), tokens, preempted)
         turns, free_rows = self._with_drafts(tokens, draft_budget + budget)
         return Schedule(turns, [r for r in admitted if r.lane is not None], preempted, free_rows)
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outpace.errors import OutpaceError
 from outpace.sampling.noise import key_of
@@ -22,7 +24,7 @@ from outpace.sampling.race import Floats, Indices, RowContext, Tokens, race, scr
 from outpace.sampling.reference import choose_reference
 from outpace.types import Choice
 
-__all__ = ["NO_TOKEN", "Chosen", "choose_each", "choose_rows", "processed"]
+__all__ = ["NO_TOKEN", "Chosen", "choose_each", "choose_rows", "processed", "top_indices"]
 
 NO_TOKEN = -1
 """Stands where a row allows no choice: no draft token equals it, so it counts only if the walk ends there."""
@@ -33,6 +35,8 @@ at most |s| * 3 * 2**-24 + 2**-22; with up to a million tokens the sum is off by
 
 _TEMPERATURES = (1e-30, 1e30)
 """Outside these limits float32 cannot hold s or 1 / T; the reference answers."""
+
+_Float = TypeVar("_Float", np.float32, np.float64)
 
 _SMALL = 512
 """Sets of at most this many tokens are not worth narrowing further."""
@@ -126,7 +130,7 @@ def _sample(tokens: Tokens, choice: Choice, row: RowContext) -> int | None:
     if params.min_p > 0:
         tokens = _keep_min_p(tokens, params.min_p, row)
     if params.top_k is not None and 0 < params.top_k < tokens.values.size:
-        tokens = tokens.take(_top_k(tokens.values, params.top_k))
+        tokens = tokens.take(top_indices(tokens.values, params.top_k))
     if params.top_p is not None and params.top_p < 1:
         return _race_within_nucleus(tokens, params.top_p, row)
     return tokens.id_at(race(tokens, row))
@@ -147,8 +151,8 @@ def _below(value: float) -> np.float32:
     return np.float32(np.nextafter(np.float32(value), np.float32(-np.inf)))
 
 
-def _top_k(values: Floats, k: int) -> Indices:
-    """Ascending indices of the k largest values; of equal values at the edge the first ones."""
+def top_indices(values: NDArray[_Float], k: int) -> Indices:
+    """Ascending indices of the k largest values, 1 <= k <= [n]; of equal values at the edge the first ones."""
     near = np.flatnonzero(values >= _kth_from_groups(values, k))
     inside = values[near]
     edge = np.partition(inside, inside.size - k)[inside.size - k]
@@ -159,13 +163,13 @@ def _top_k(values: Floats, k: int) -> Indices:
     return kept
 
 
-def _kth_from_groups(values: Floats, k: int) -> np.float32:
+def _kth_from_groups(values: NDArray[_Float], k: int) -> float:
     """A value that at least k values reach: the k-th largest among the maxima of disjoint groups."""
     groups = values.size // 64
     if groups < 2 * k:
-        return np.float32(-np.inf)
+        return -math.inf
     maxima = values[: groups * 64].reshape(64, groups).max(axis=0)
-    return np.float32(np.partition(maxima, groups - k)[groups - k])
+    return float(np.partition(maxima, groups - k)[groups - k])
 
 
 def _race_within_nucleus(tokens: Tokens, top_p: float, row: RowContext) -> int | None:
