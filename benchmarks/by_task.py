@@ -7,7 +7,7 @@ Every line of the file (prompts.jsonl here, unless another is named) is {"id", "
 prompt is answered plainly and with the drafter, alternating which goes first, on one engine. Speed is decoding alone,
 the first step excluded. Acceptance is accepted / drafted, mean acceptance length includes the bonus token,
 "plain_over_floor" is the time of a plain token over that of reading its weights once, "outside" the time of a step
-outside models: schedule, pack, choose, verify, commit.
+outside models: schedule, pack, verify, logprobs, commit.
 """
 
 from __future__ import annotations
