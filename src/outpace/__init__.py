@@ -27,9 +27,10 @@ from outpace.errors import (
     VocabularyMismatch,
 )
 from outpace.params import SamplingParams, SpeculationParams
+from outpace.structured import StructuredOutputs
 
 if TYPE_CHECKING:
-    from outpace.engine.outputs import CompletionOutput, Piece, RequestOutput, RequestStats, StreamChunk
+    from outpace.engine.outputs import CompletionOutput, Logprob, Piece, RequestOutput, RequestStats, StreamChunk
     from outpace.llm import LLM
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "EngineConfig",
     "InvalidParameter",
     "InvalidPrompt",
+    "Logprob",
     "ModelNotFound",
     "OutOfMemory",
     "OutpaceError",
@@ -50,6 +52,7 @@ __all__ = [
     "SpeculationParams",
     "SpeculativeConfig",
     "StreamChunk",
+    "StructuredOutputs",
     "UnsupportedModel",
     "VocabularyMismatch",
     "__version__",
@@ -58,6 +61,7 @@ __all__ = [
 _LAZY = {
     "LLM": "outpace.llm",
     "CompletionOutput": "outpace.engine.outputs",
+    "Logprob": "outpace.engine.outputs",
     "Piece": "outpace.engine.outputs",
     "RequestOutput": "outpace.engine.outputs",
     "RequestStats": "outpace.engine.outputs",

@@ -1,24 +1,55 @@
 """What one request asks for: sampling parameters (vLLM's names and meanings) and how to speculate.
 
-Never imports torch: clients, servers and tests build these without loading an engine.
+Never imports torch: clients, servers and tests build these without loading an engine. What a parameter means, what is
+possible and what it does under speculation stands with its field; help, docs and errors say it from there.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from numbers import Integral, Real
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
+from outpace.checks import (
+    boolean,
+    check_fields,
+    check_integer,
+    id_biases,
+    impossible,
+    integer,
+    number,
+    one_of,
+    optional,
+    parameter,
+    processors,
+    texts,
+    token_ids,
+)
 from outpace.errors import InvalidParameter
+from outpace.refused import REFUSED, Refusal, RefusesByName, known_arguments
+from outpace.speculation_params import MAX_DRAFT_TOKENS, SpeculationParams, check_num_speculative_tokens
 from outpace.structured import StructuredOutputs
 
-__all__ = ["MAX_DRAFT_TOKENS", "LogitsProcessor", "SamplingDefaults", "SamplingParams", "SpeculationParams"]
+__all__ = [
+    "LOGPROBS_MODES",
+    "MAX_DRAFT_TOKENS",
+    "LogitsProcessor",
+    "SamplingDefaults",
+    "SamplingParams",
+    "SpeculationParams",
+    "check_integer",
+    "check_num_speculative_tokens",
+]
 
-MAX_DRAFT_TOKENS = 64
-"""Upper limit of num_speculative_tokens: a longer draft is never worth verifying in one pass."""
+MAX_CHOICES = 128
+"""Upper limit of n."""
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+
+_COUNT = "an integer: a count of 0 or more, or -1 for all"
+_STRUCTURES = ", ".join(item.name for item in fields(StructuredOutputs))
+_EVERY_ROW = "every row of a draft is processed as if it came alone; drafters draw with it too"
+_COUNTED = "every row counts the draft tokens before it, as if they were committed"
+_TEXT_ONLY = "concerns text, which is made from committed tokens only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,64 +70,251 @@ pure function: it is called for draft tokens that may be given up, and again aft
 """
 
 
+def _structured(name: str, value: Any, valid: str) -> StructuredOutputs:
+    return StructuredOutputs.parse(value)
+
+
+def _prompt_length(name: str, value: Any, valid: str) -> int:
+    count = check_integer(name, value, low=-1, text=valid)
+    if count == 0:
+        raise impossible(name, value, valid)
+    return count
+
+
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(metaclass=RefusesByName):
     """How tokens are chosen, where generation ends, and what is returned; vLLM's names and meanings.
 
-    None means "the default of the model or the front" where `SamplingDefaults` has one, else "off".
+    None means "the default of the model or the front" where `SamplingDefaults` has one, else "off" or "none". Values
+    are held in one form: numbers as int or float, lists as tuples, ids of `logit_bias` as int.
 
     Raises:
-        InvalidParameter: at construction, naming the value and the valid range.
+        InvalidParameter: at construction, naming the value and the valid range, or a name that outpace refuses.
     """
 
-    n: int = 1
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float = 0.0
-    seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] = ()
-    logits_processors: Sequence[LogitsProcessor] = ()
-    structured_outputs: StructuredOutputs | None = None
-    min_tokens: int = 0
-    max_tokens: int | None = None
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logprobs_mode: str = "raw_logprobs"
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
+    _refused: ClassVar[Mapping[str, Refusal]] = REFUSED
+
+    n: int = parameter(
+        1,
+        integer(1, MAX_CHOICES),
+        meaning="answers to one prompt, each with noise of its own; the first is the same for every n",
+        valid=f"an integer from 1 to {MAX_CHOICES}",
+        speculation="each answer is drafted for and verified on its own",
+    )
+    temperature: float | None = parameter(
+        None,
+        optional(number(0)),
+        meaning="how random tokens are: logits are divided by it; 0 takes the most likely token",
+        valid="a number, 0 (greedy) or more",
+        speculation="same tokens at any temperature; drafters draw at the same one",
+        unset="the model's generation config, else 1 (command line: 0)",
+    )
+    top_p: float | None = parameter(
+        None,
+        optional(number(0, 1, above=0)),
+        meaning="keep the smallest set of most likely tokens whose mass reaches this",
+        valid="a number in (0, 1]; 1 is off",
+        speculation=_EVERY_ROW,
+        unset="the model's generation config, else 1",
+    )
+    top_k: int | None = parameter(
+        None,
+        optional(integer(-1)),
+        meaning="keep this many most likely tokens",
+        valid="a count, or 0 or -1 for off",
+        speculation=_EVERY_ROW,
+        unset="the model's generation config, else 0",
+    )
+    min_p: float = parameter(
+        0.0,
+        number(0, 1),
+        meaning="drop tokens less likely than this share of the most likely one",
+        valid="a number in [0, 1]; 0 is off",
+        speculation=_EVERY_ROW,
+    )
+    seed: int | None = parameter(
+        None,
+        optional(integer(-(2**63), 2**64 - 1)),
+        meaning="of the noise tokens are drawn with; the same seed gives the same tokens",
+        valid="a 64-bit integer, signed or not",
+        speculation="part of the noise of every position, which target and drafters share",
+        unset="drawn for every request",
+    )
+    presence_penalty: float = parameter(
+        0.0,
+        number(-2, 2),
+        meaning="subtracted from the logit of every token that is in the answer so far",
+        valid="a number in [-2, 2]; 0 is off",
+        speculation=_COUNTED,
+    )
+    frequency_penalty: float = parameter(
+        0.0,
+        number(-2, 2),
+        meaning="subtracted from a token's logit once for every time it is in the answer so far",
+        valid="a number in [-2, 2]; 0 is off",
+        speculation=_COUNTED,
+    )
+    repetition_penalty: float = parameter(
+        1.0,
+        number(0.01, 100),
+        meaning="positive logits of tokens in prompt or answer are divided by it, others multiplied; above 1 avoids "
+        "repetition, below 1 invites it",
+        valid="a number in [0.01, 100]; 1 is off",
+        speculation=_COUNTED,
+    )
+    logit_bias: Mapping[int, float] | None = parameter(
+        None,
+        optional(id_biases(100)),
+        meaning="added to the logits of these tokens",
+        valid="a mapping of token ids, 0 or more, to numbers in [-100, 100]",
+        speculation="the same for every row",
+        unset="off",
+        hashed=False,
+    )
+    allowed_token_ids: Sequence[int] | None = parameter(
+        None,
+        optional(token_ids(at_least=1)),
+        meaning="no other tokens are possible",
+        valid="a list of one or more token ids, 0 or more each",
+        speculation="a draft is cut before its first token that is not allowed",
+        unset="all",
+    )
+    bad_words: Sequence[str] = parameter(
+        (),
+        texts(),
+        meaning="texts that must not be written; the last token of one is banned where its other tokens came before",
+        valid="a list of texts of at least one character",
+        speculation=_COUNTED,
+    )
+    logits_processors: Sequence[LogitsProcessor] = parameter(
+        (),
+        processors,
+        meaning="your own functions, f(output_ids, logits) or f(prompt_ids, output_ids, logits) -> logits, in order",
+        valid="a list of functions that take two or three positional arguments",
+        speculation="called for every row with the draft tokens before it in output_ids, also for drafts that are "
+        "given up and for a draft model's logits; has to be a pure function",
+    )
+    structured_outputs: StructuredOutputs | None = parameter(  # noqa: RUF009  (it makes a field)
+        None,
+        optional(_structured),
+        meaning=f"what the text has to look like: one of {_STRUCTURES}",
+        valid="a StructuredOutputs, or a mapping with one of its fields",
+        speculation="a draft is cut before the first token that the grammar refuses; text it prescribes is drafted",
+        unset="off",
+    )
+    min_tokens: int = parameter(
+        0,
+        integer(0),
+        meaning="EOS, stop tokens and stop strings are held back until the answer has this many tokens",
+        valid="an integer, 0 or more, at most max_tokens",
+        speculation="a row counts the draft tokens before it",
+    )
+    max_tokens: int | None = parameter(
+        None,
+        optional(integer(1)),
+        meaning="most tokens of the answer",
+        valid="an integer, at least 1",
+        speculation="a draft is no longer than what is left",
+        unset="the rest of the context (command line: 512)",
+    )
+    stop: Sequence[str] = parameter(
+        (),
+        texts(alone=True),
+        meaning="texts that end the answer, and are not part of its text",
+        valid="strings of at least one character",
+        speculation="looked for token by token in what was accepted; what follows is given up",
+    )
+    stop_token_ids: Sequence[int] = parameter(
+        (),
+        token_ids(),
+        meaning="token ids that end the answer, besides the model's own",
+        valid="token ids, 0 or more",
+        speculation="nothing behind one is drafted or kept",
+    )
+    include_stop_str_in_output: bool = parameter(
+        False,
+        boolean,
+        meaning="keep the stop string, or the text of the stop token, in the text",
+        valid="True or False",
+        speculation=_TEXT_ONLY,
+    )
+    ignore_eos: bool = parameter(
+        False,
+        boolean,
+        meaning="go on after the model's own end tokens",
+        valid="True or False",
+        speculation="drafts go on behind them too",
+    )
+    logprobs: int | None = parameter(
+        None,
+        optional(integer(-1)),
+        meaning="return the log probability of each token and of this many most likely ones",
+        valid=_COUNT,
+        speculation="taken from the target's own rows: the same numbers as without drafts",
+        unset="off",
+    )
+    prompt_logprobs: int | None = parameter(
+        None,
+        optional(integer(-1)),
+        meaning="the same for the tokens of the prompt",
+        valid=_COUNT,
+        speculation="the prompt is computed by the target alone",
+        unset="off",
+    )
+    logprobs_mode: str = parameter(
+        "raw_logprobs",
+        one_of(LOGPROBS_MODES),
+        meaning="log probabilities of the model's own logits, or of those left after all processing",
+        valid=" or ".join(LOGPROBS_MODES),
+        speculation="the same numbers as without drafts",
+    )
+    skip_special_tokens: bool = parameter(
+        True, boolean, meaning="leave special tokens out of the text", valid="True or False", speculation=_TEXT_ONLY
+    )
+    spaces_between_special_tokens: bool = parameter(
+        True,
+        boolean,
+        meaning="put spaces between special tokens that are shown, where the tokenizer would",
+        valid="True or False",
+        speculation=_TEXT_ONLY,
+    )
+    truncate_prompt_tokens: int | None = parameter(
+        None,
+        optional(_prompt_length),
+        meaning="keep this many last tokens of the prompt; -1 keeps as many as fit",
+        valid="an integer, at least 1, or -1",
+        speculation="done before anything is drafted",
+        unset="off: a prompt that is too long is refused",
+    )
 
     def __post_init__(self) -> None:
-        put = partial(object.__setattr__, self)
-        if self.temperature is not None:
-            put("temperature", _number("temperature", self.temperature, low=0.0, text="0 (greedy) or more"))
-        if self.top_p is not None:
-            put("top_p", _number("top_p", self.top_p, high=1.0, text="in (0, 1]; 1 means off", above=0.0))
-        put("min_p", _number("min_p", self.min_p, low=0.0, high=1.0, text="in [0, 1]; 0 means off"))
-        if self.top_k is not None:
-            put("top_k", check_integer("top_k", self.top_k, low=-1, text="a count, or 0 or -1 for off"))
-        if self.max_tokens is not None:
-            put("max_tokens", check_integer("max_tokens", self.max_tokens, low=1, text="an integer, at least 1"))
-        if self.seed is not None:
-            put("seed", check_integer("seed", self.seed, low=-(2**63), high=2**64 - 1, text="a 64-bit integer"))
-        put("stop", _stop_strings(self.stop))
-        put("stop_token_ids", _stop_ids(self.stop_token_ids))
-        for name in ("ignore_eos", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidParameter(f"{name}={getattr(self, name)!r} is not possible: it must be True or False")
+        check_fields(self)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: "
+                "lower the one or raise the other"
+            )
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> SamplingParams:
+        """Parameters as they arrive from elsewhere, such as the body of an HTTP request.
+
+        None means "left out" for every name. Parameters of other engines pass if their value changes nothing there
+        (`best_of: 1`, `use_beam_search: false`).
+
+        Raises:
+            InvalidParameter: a name that outpace does not have, or a value that is not possible.
+        """
+        if not isinstance(mapping, Mapping):
+            raise impossible("sampling parameters", mapping, "a mapping of names to values")
+        return cls(**known_arguments(cls, mapping))
 
     def resolved(self, defaults: SamplingDefaults) -> SamplingParams:
-        """The same parameters with every None filled in (max_tokens may stay None: the rest of the context)."""
+        """The same parameters with every None filled in (max_tokens may stay None: the rest of the context).
+
+        Raises:
+            InvalidParameter: min_tokens is more than the default of max_tokens.
+        """
         return replace(
             self,
             temperature=defaults.temperature if self.temperature is None else self.temperature,
@@ -104,68 +322,3 @@ class SamplingParams:
             top_k=defaults.top_k if self.top_k is None else self.top_k,
             max_tokens=defaults.max_tokens if self.max_tokens is None else self.max_tokens,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationParams:
-    """How one request speculates; the default follows the engine.
-
-    Args:
-        enabled: False decodes this request plainly.
-        method: one of the engine's drafters by name; None takes its first.
-        num_speculative_tokens: most draft tokens a step, 0 to 64; None takes the engine's setting.
-    """
-
-    enabled: bool = True
-    method: str | None = None
-    num_speculative_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_speculative_tokens is not None:
-            count = check_num_speculative_tokens(self.num_speculative_tokens)
-            object.__setattr__(self, "num_speculative_tokens", count)
-        if not isinstance(self.enabled, bool):
-            raise InvalidParameter(f"enabled={self.enabled!r} is not possible: it must be True or False")
-
-
-def check_num_speculative_tokens(value: int) -> int:
-    """The value as an int.
-
-    Raises:
-        InvalidParameter: it is none, or out of range.
-    """
-    text = f"an integer, 0 (off) to {MAX_DRAFT_TOKENS}"
-    return check_integer("num_speculative_tokens", value, low=0, high=MAX_DRAFT_TOKENS, text=text)
-
-
-def _number(
-    name: str, value: float, *, low: float = -math.inf, high: float = math.inf, text: str, above: float | None = None
-) -> float:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < low or value > high or (above is not None and value <= above):
-        raise InvalidParameter(f"{name}={value!r} is not possible: it must be {text}")
-    return float(value)
-
-
-def check_integer(name: str, value: int, *, low: int, high: float = math.inf, text: str) -> int:
-    """The value as an int, whatever kind of integer it is.
-
-    Raises:
-        InvalidParameter: it is none, or out of range; `text` says what would be possible.
-    """
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < low or value > high:
-        raise InvalidParameter(f"{name}={value!r} is not possible: it must be {text}")
-    return int(value)
-
-
-def _stop_strings(value: Sequence[str] | str | None) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else value or ()
-    if not isinstance(strings, Sequence) or any(not isinstance(item, str) or not item for item in strings):
-        raise InvalidParameter(f"stop={value!r} is not possible: it must be strings of at least one character")
-    return tuple(strings)
-
-
-def _stop_ids(value: Sequence[int] | None) -> tuple[int, ...]:
-    if not isinstance(value or (), Sequence) or isinstance(value, str):
-        raise InvalidParameter(f"stop_token_ids={value!r} is not possible: it must be token ids, 0 or more")
-    return tuple(check_integer("stop_token_ids", item, low=0, text="token ids, 0 or more") for item in value or ())

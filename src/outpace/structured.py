@@ -5,17 +5,47 @@ Never imports torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
+from outpace.checks import boolean, check_fields, impossible, optional, parameter, shown, text, texts
 from outpace.errors import InvalidParameter
+from outpace.refused import STRUCTURED_REFUSED, Refusal, RefusesByName, known_arguments
 
 __all__ = ["StructuredOutputs"]
 
 
+def _schema(name: str, value: Any, valid: str) -> str | dict[str, Any]:
+    """Text stays as it is, so that its order and numbers are the caller's; a mapping is copied, so that it stays."""
+    if isinstance(value, str):
+        if not isinstance(_loaded(name, value, valid), (dict, bool)):
+            raise impossible(name, value, valid)
+        return value
+    if not isinstance(value, Mapping):
+        raise impossible(name, value, valid)
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidParameter(f"{name}={shown(value)} cannot be written as JSON ({error})") from None
+    return copied
+
+
+def _loaded(name: str, value: str, valid: str) -> Any:
+    text(name, value, valid)
+    try:
+        return json.loads(value, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter(f"{name}={shown(value)} is not JSON ({error}): it must be {valid}") from None
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"JSON has no {word}")
+
+
 @dataclass(frozen=True, slots=True)
-class StructuredOutputs:
+class StructuredOutputs(metaclass=RefusesByName):
     """Exactly one of these says what the text has to look like (vLLM's names and meanings).
 
     Args:
@@ -29,16 +59,60 @@ class StructuredOutputs:
         InvalidParameter: none or several are given, or one has the wrong type.
     """
 
-    json: str | Mapping[str, Any] | None = None
-    regex: str | None = None
-    choice: Sequence[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
+    _refused: ClassVar[Mapping[str, Refusal]] = STRUCTURED_REFUSED
+
+    json: str | Mapping[str, Any] | None = parameter(
+        None,
+        optional(_schema),
+        meaning="a JSON schema",
+        valid="a JSON schema: a mapping, or the text of a JSON object, true or false",
+        unset="off",
+        hashed=False,
+    )
+    regex: str | None = parameter(
+        None,
+        optional(text),
+        meaning="a regular expression that the whole text matches",
+        valid="a regular expression of at least one character",
+        unset="off",
+    )
+    choice: Sequence[str] | None = parameter(
+        None,
+        optional(texts(at_least=1, distinct=True)),
+        meaning="texts of which the answer is one",
+        valid="a list of one or more different texts, none of them empty",
+        unset="off",
+    )
+    grammar: str | None = parameter(
+        None,
+        optional(text),
+        meaning="a context-free grammar in Lark's notation or llama.cpp's GBNF",
+        valid="the text of a grammar",
+        unset="off",
+    )
+    json_object: bool | None = parameter(
+        None, optional(boolean), meaning="any JSON object", valid="True or False", unset="off"
+    )
 
     def __post_init__(self) -> None:
+        check_fields(self, "structured_outputs.")
         given = [item.name for item in fields(self) if getattr(self, item.name) not in (None, False)]
         if len(given) != 1:
             raise InvalidParameter(
                 f"structured_outputs with {' and '.join(given) or 'nothing'} is not possible: give exactly one of "
                 f"{', '.join(item.name for item in fields(self))}"
             )
+
+    @classmethod
+    def parse(cls, value: StructuredOutputs | Mapping[str, Any]) -> StructuredOutputs:
+        """Reads a mapping with the names of the fields, None standing for "left out".
+
+        Raises:
+            InvalidParameter: an unknown name, one that outpace refuses, or a value that is not possible.
+        """
+        if isinstance(value, StructuredOutputs):
+            return value
+        if not isinstance(value, Mapping):
+            valid = f"a StructuredOutputs, or a mapping with one of {', '.join(item.name for item in fields(cls))}"
+            raise impossible("structured_outputs", value, valid)
+        return cls(**known_arguments(cls, value))
