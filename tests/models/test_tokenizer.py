@@ -10,10 +10,10 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from outpace.errors import BadInput, CheckpointError, InvalidPrompt, UnsupportedModel, VocabularyMismatch
+from outpace.errors import BadInput, CheckpointError, InvalidPrompt, VocabularyMismatch
 from outpace.models.load import LoadedFiles
 from outpace.models.tokenizer import Detokenizer, Tokenizer, TokenizerSettings, check_same_vocabulary
 from tests.models.tiny_tokenizers import MAKERS, byte_level, sentencepiece
@@ -112,16 +112,6 @@ def test_cost_of_a_token_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyP
     ids = [*tokenizer.encode("hello 😀") * 50]
     stream(tokenizer, ids, False)
     assert seen == ids
-
-
-@pytest.mark.parametrize(
-    "decoder", [decoders.WordPiece(), decoders.CTC(), decoders.Sequence([decoders.Strip(" ", 0, 1)])]
-)
-def test_decoders_that_cannot_be_streamed_are_refused(decoder: Any) -> None:
-    backend = byte_level()
-    backend.decoder = decoder
-    with pytest.raises(UnsupportedModel, match="cannot be run token by token"):
-        Tokenizer(backend)
 
 
 # --- BOS and chat templates

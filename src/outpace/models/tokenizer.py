@@ -103,7 +103,7 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids left out of text when special tokens are skipped."""
-        return frozenset(index for index, token in self._added.items() if token.special)
+        return frozenset(index for index, token in self._added.items() if token.special or self._is_skipped(index))
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
@@ -180,14 +180,23 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(self, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True) -> Detokenizer:
         """A fresh `Detokenizer` for one request."""
-        return Detokenizer(self, skip_special_tokens)
+        return Detokenizer(self, skip_special_tokens, spaces_between_special_tokens)
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, or None for an id without one."""
         token: str | None = self._backend.id_to_token(token_id)
         return token
+
+    @cached_property
+    def _special_texts(self) -> frozenset[str]:
+        """Tokens left out when special tokens are skipped. `decode` goes by the token; two ids may have the same."""
+        return frozenset(token for index in self.special_ids if (token := self.token(index)) is not None)
+
+    def _is_skipped(self, token_id: int) -> bool:
+        """Whether `decode` takes a token as special, whatever its flag says: a token can be added twice."""
+        return self.decode([token_id]) != self.decode([token_id], skip_special_tokens=False)
 
     @cached_property
     def _added(self) -> dict[int, AddedToken]:
@@ -215,17 +224,30 @@ class Detokenizer:
     Args:
         tokenizer: whose tokens.
         skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: False: where special tokens are shown and the decoder puts spaces between tokens,
+            none between two neighbours that were both added to the vocabulary, as special tokens are.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer._special_texts if skip_special_tokens else frozenset()
+        self._tight = tokenizer._added if not (skip_special_tokens or spaces_between_special_tokens) else {}
+        self._after_added = False
         self._stream = tokenizer._new_stream()
 
     def push(self, token_id: int) -> str:
         """The text this token completes; empty while a character is unfinished."""
-        token = None if token_id in self._skipped else self._tokenizer.token(token_id)
-        return "" if token is None else self._stream.push(token)
+        token = self._tokenizer.token(token_id)
+        if token is None or token in self._skipped:
+            return ""
+        text = self._stream.push(token)
+        added = token_id in self._tight
+        if added and self._after_added and text == " " + token:
+            text = token
+        self._after_added = added
+        return text
 
     def flush(self) -> str:
         """What was held back, at the end: bytes that never became a character show as U+FFFD."""
