@@ -184,6 +184,11 @@ class Tokenizer:
         """A fresh `Detokenizer` for one request."""
         return Detokenizer(self, skip_special_tokens, spaces_between_special_tokens)
 
+    def to_json(self) -> str:
+        """The tokenizer proper, as text of a `tokenizer.json`."""
+        text: str = self._backend.to_str()
+        return text
+
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, or None for an id without one."""
         token: str | None = self._backend.id_to_token(token_id)
