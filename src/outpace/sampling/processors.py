@@ -8,36 +8,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from outpace.errors import InvalidParameter, OutpaceError
+from outpace.errors import OutpaceError
 from outpace.params import LogitsProcessor
 from outpace.sampling.stage import NEVER, Floats, History
 
 __all__ = ["Processor", "takes_prompt"]
 
-_WITHOUT_PROMPT, _WITH_PROMPT = 2, 3
+_WITH_PROMPT = 3
 
 
 def takes_prompt(function: LogitsProcessor) -> bool:
     """Whether it is f(prompt_ids, output_ids, logits) rather than f(output_ids, logits).
 
-    Parameters with a default are left alone.
-
-    Raises:
-        InvalidParameter: it takes neither two nor three positional arguments.
+    Positional parameters with a default are left alone, so they do not count.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have no signature; a wrong guess fails when called
+    except (TypeError, ValueError):  # without a signature it is taken for the usual kind; if it is not, the call fails
         return False
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    required = sum(each.default is each.empty for each in positional)
-    most = np.inf if any(each.kind is each.VAR_POSITIONAL for each in parameters) else len(positional)
-    if required > _WITH_PROMPT or most < _WITHOUT_PROMPT:
-        raise InvalidParameter(
-            f"logits_processors: {_name(function)} is not possible: it takes {required} positional arguments, and must "
-            "take 2 (output_ids, logits) or 3 (prompt_ids, output_ids, logits)"
-        )
-    return required == _WITH_PROMPT
+    return sum(each.default is each.empty for each in positional) == _WITH_PROMPT
 
 
 class Processor:
