@@ -284,7 +284,7 @@ class SamplingParams(metaclass=RefusesByName):
         meaning="keep this many last tokens of the prompt; -1 keeps as many as fit",
         valid="an integer, at least 1, or -1",
         speculation="done before anything is drafted",
-        unset="off: a prompt that is too long is refused",
+        unset="a prompt that is too long is refused",
     )
 
     def __post_init__(self) -> None:

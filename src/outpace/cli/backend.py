@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +87,14 @@ def stream(
 def print_config(llm: LLM, params: SamplingParams) -> None:
     """Prints every setting in force as JSON on standard output: the engine's, and sampling as this call resolves it."""
     config = llm.describe()
-    given = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")}
+    always = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop")
+    given = {
+        item.name: getattr(params, item.name)
+        for item in fields(params)
+        if item.name in always or getattr(params, item.name) != item.default
+    }
     config["sampling"] = {
         **config.get("sampling", {}),
         **{name: value for name, value in given.items() if value is not None},
-        "stop": list(params.stop),
     }
-    print(json.dumps(config, indent=2))
+    print(json.dumps(config, indent=2, default=asdict))

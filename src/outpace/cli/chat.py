@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from outpace.cli.backend import Backend, has_chat_template, open_llm, print_config, stream
 from outpace.cli.generate import stream_answer
-from outpace.cli.options import engine_config, sampling_params, speculative_config
+from outpace.cli.options import engine_config, speculative_config
 from outpace.cli.report import result_object, stats_lines
+from outpace.cli.sampling import sampling_params
 from outpace.cli.streams import say, standard_input
 from outpace.errors import BadInput, InvalidPrompt
 

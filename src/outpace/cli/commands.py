@@ -11,9 +11,9 @@ from outpace.cli.options import (
     Parser,
     add_engine_options,
     add_output_options,
-    add_sampling_options,
     add_speculation_options,
 )
+from outpace.cli.sampling import add_answer_options, add_sampling_options
 
 __all__ = ["run_command"]
 
@@ -52,6 +52,7 @@ def _parser() -> Parser:
     add_engine_options(command)
     add_speculation_options(command)
     add_sampling_options(command, _MODEL_DEFAULTS)
+    add_answer_options(command)
     add_output_options(command, "print one JSON object (text, token_ids, finish_reason, stats) and nothing else")
 
     command = _command(commands, "chat", "talk with a model", chat.run)

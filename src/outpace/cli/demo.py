@@ -15,9 +15,10 @@ from rich.text import Text
 
 from outpace.cli.backend import Backend, has_chat_template, open_llm, print_config
 from outpace.cli.measure import PLAIN, SPECULATIVE, Comparison, Run, measure_run
-from outpace.cli.options import engine_config, sampling_params, speculative_config
+from outpace.cli.options import engine_config, speculative_config
 from outpace.cli.panes import SidePanes, source_counts
 from outpace.cli.report import counted, percent, stats_lines
+from outpace.cli.sampling import sampling_params
 from outpace.cli.streams import say
 from outpace.errors import BadInput, InvalidParameter, ModelNotFound, OutpaceError
 

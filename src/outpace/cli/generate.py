@@ -8,16 +8,17 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from outpace.cli.backend import Backend, has_chat_template, open_llm, print_config, stream
-from outpace.cli.options import engine_config, sampling_params, speculative_config
+from outpace.cli.options import engine_config, speculative_config
 from outpace.cli.progress import PromptProgress
-from outpace.cli.report import result_object, stats_lines
+from outpace.cli.report import logprob_lines, result_object, stats_lines
+from outpace.cli.sampling import sampling_params
 from outpace.cli.streams import say, standard_input
 from outpace.errors import BadInput, InvalidPrompt
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
-    from outpace.engine.outputs import RequestOutput, StreamChunk
+    from outpace.engine.outputs import RequestOutput, StreamChunk, TokenLogprobs
 
 __all__ = ["add_arguments", "run", "stream_answer"]
 
@@ -50,13 +51,34 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
     say(llm.banner())
     as_chat = has_chat_template(llm) if arguments.chat is None else arguments.chat
     request: str | list[dict[str, str]] = [{"role": "user", "content": prompt}] if as_chat else prompt
-    output = stream_answer(stream(llm, request, params), show=not arguments.json)
+    output = stream_answer(stream(llm, request, params), show=not arguments.json and params.n == 1)
     if arguments.json:
         print(json.dumps(result_object(output), allow_nan=False))
+    else:
+        show_answers(output)
     if arguments.stats:
         for line in stats_lines(output.stats, len(output.prompt_token_ids)):
             say(line)
     return 0
+
+
+def show_answers(output: RequestOutput) -> None:
+    """Prints what a stream of one text does not show: several answers, and log probabilities (as notes)."""
+    several = len(output.outputs) > 1
+    if output.prompt_logprobs is not None:
+        _say_logprobs("of the prompt", output.prompt_logprobs, output.prompt_token_ids)
+    for choice in output.outputs:
+        if several:
+            print(f"--- answer {choice.index + 1} of {len(output.outputs)} ---\n{choice.text}", flush=True)
+        if choice.logprobs is not None:
+            title = f"of answer {choice.index + 1}" if several else "of the answer"
+            _say_logprobs(title, choice.logprobs, choice.token_ids)
+
+
+def _say_logprobs(title: str, logprobs: Sequence[TokenLogprobs | None], token_ids: Sequence[int]) -> None:
+    say(f"log probabilities {title}:")
+    for line in logprob_lines(logprobs, token_ids):
+        say("  " + line)
 
 
 def read_prompt(argument: str | None) -> str:

@@ -1,43 +1,34 @@
 """Command-line options, made from the fields of the settings they fill, and read back into those settings.
 
-The help of an engine or speculation option is the help text of its config field; the help of a sampling option is the
-line of its parameter in the docstring of `SamplingParams`. Nothing is written twice.
+The help of an engine or speculation option is the help text of its config field; nothing is written twice. Options of
+one request are in `outpace.cli.sampling`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NoReturn
 
 from outpace.config import EngineConfig, SpeculativeConfig, field_help
 from outpace.errors import BadInput, InvalidParameter
-from outpace.params import SamplingParams
 
 __all__ = [
+    "NUMBER_WORDS",
     "Parser",
     "add_engine_options",
     "add_output_options",
-    "add_sampling_options",
     "add_speculation_options",
     "engine_config",
-    "parameter_texts",
-    "sampling_params",
+    "flag_of",
+    "given_options",
     "speculative_config",
 ]
 
-_SAMPLING_TYPES: dict[str, type] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "seed": int,
-    "max_tokens": int,
-}
-_NUMBER_WORDS = {int: "N", float: "X", str: "NAME"}
+NUMBER_WORDS: dict[type, str] = {int: "N", float: "X", str: "NAME"}
+"""What stands for a value in the help."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,7 +49,7 @@ class Parser(argparse.ArgumentParser):
     def _hyphenated(self, word: str) -> str:
         """`--some_option[=value]` with hyphens if this parser has that option; prompts and values stay as they are."""
         name, equals, value = word.partition("=")
-        flag = _flag(name[2:])
+        flag = flag_of(name[2:])
         return flag + equals + value if name[:2] == "--" and flag in self._option_string_actions else word
 
 
@@ -77,7 +68,7 @@ def add_engine_options(
     for item in fields(EngineConfig):
         if only is not None and item.name not in only:
             continue
-        flag, text = _flag(item.name), _without_none(field_help(EngineConfig, item.name))
+        flag, text = flag_of(item.name), _without_none(field_help(EngineConfig, item.name))
         if str(item.type) == "bool":
             group.add_argument(flag, action="store_true", default=None, help=text)
             continue
@@ -86,7 +77,7 @@ def add_engine_options(
         if defaults and item.name in defaults:
             text, default = text.partition("; default: ")[0], defaults[item.name]
         shown = text if default is None else f"{text} (default: {default})"
-        group.add_argument(flag, type=kind, metavar=_NUMBER_WORDS[kind], help=shown)
+        group.add_argument(flag, type=kind, metavar=NUMBER_WORDS[kind], help=shown)
 
 
 def add_speculation_options(parser: argparse.ArgumentParser) -> None:
@@ -109,21 +100,6 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     default = SpeculativeConfig().num_speculative_tokens
     help_text = f"{text}, 0 for none (default: {default})"
     group.add_argument("--num-speculative-tokens", type=int, metavar="N", help=help_text)
-
-
-def add_sampling_options(parser: argparse.ArgumentParser, note: str) -> None:
-    """Adds the sampling options.
-
-    Args:
-        note: what an option left out means for this command.
-    """
-    group = parser.add_argument_group("sampling", note)
-    texts = {name: _without_none(text) for name, text in parameter_texts(SamplingParams).items()}
-    for name, kind in _SAMPLING_TYPES.items():
-        group.add_argument(_flag(name), type=kind, metavar=_NUMBER_WORDS[kind], help=texts.get(name))
-    group.add_argument(
-        "--stop", action="append", metavar="TEXT", help=f"{texts.get('stop')}; may be given more than once"
-    )
 
 
 def add_output_options(parser: argparse.ArgumentParser, json_help: str, *, only_json: bool = False) -> None:
@@ -151,7 +127,7 @@ def engine_config(arguments: argparse.Namespace, **defaults: Any) -> EngineConfi
     Raises:
         BadInput: naming the value and the valid range.
     """
-    return EngineConfig(**{**defaults, **_given(arguments, [item.name for item in fields(EngineConfig)])})
+    return EngineConfig(**{**defaults, **given_options(arguments, [item.name for item in fields(EngineConfig)])})
 
 
 def speculative_config(arguments: argparse.Namespace) -> SpeculativeConfig:
@@ -174,43 +150,20 @@ def speculative_config(arguments: argparse.Namespace) -> SpeculativeConfig:
     return replace(config, num_speculative_tokens=arguments.num_speculative_tokens)
 
 
-def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingParams:
-    """The request's parameters: the options given, then `defaults`; the rest is left to the model and the front.
-
-    Raises:
-        InvalidParameter: naming the value and the valid range.
-    """
-    return SamplingParams(**{**defaults, **_given(arguments, [*_SAMPLING_TYPES, "stop"])})
-
-
-def parameter_texts(documented: type) -> dict[str, str]:
-    """{parameter: text} from the `Args:` section of a Google-style docstring; empty where docstrings are stripped."""
-    _, _, section = (documented.__doc__ or "").partition("Args:\n")
-    texts: dict[str, str] = {}
-    for line in section.splitlines():
-        if not line.strip():
-            break
-        start = re.match(r" {8}(\w+): (.*)", line)
-        if start:
-            name = start[1]
-            texts[name] = start[2].rstrip(".")
-        elif texts:
-            texts[name] = f"{texts[name]} {line.strip()}".rstrip(".")
-    return texts
-
-
-def _flag(name: str) -> str:
+def flag_of(name: str) -> str:
+    """The option that sets a field."""
     return "--" + name.replace("_", "-")
+
+
+def given_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """{field: value} of the options that were given; not every command has every option."""
+    values = {name: getattr(arguments, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _without_none(text: str) -> str:
     """The same help for people who leave options out where Python callers write None."""
     return text.replace("None: ", "default: ").replace("None ", "left out, it ")
-
-
-def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    values = {name: getattr(arguments, name, None) for name in names}  # not every command takes every option
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _json_object(option: str, text: str) -> dict[str, Any]:

@@ -2,22 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outpace.engine.outputs import RequestOutput, RequestStats
+    from outpace.engine.outputs import CompletionOutput, RequestOutput, RequestStats, TokenLogprobs
 
-__all__ = ["counted", "gigabytes", "megabytes", "percent", "result_object", "stats_lines"]
+__all__ = ["counted", "gigabytes", "logprob_lines", "megabytes", "percent", "result_object", "stats_lines"]
 
 
 def result_object(output: RequestOutput) -> dict[str, Any]:
-    """What `--json` prints: the first choice of a request and its statistics, JSON-able; rates null without drafts."""
-    choice = output.outputs[0]
-    return {
+    """What `--json` prints, JSON-able: the first answer and the request's statistics; rates are null without drafts.
+
+    Several answers are all under "choices" too; log probabilities are there if they were asked for.
+    """
+    first = _choice_object(output.outputs[0])
+    shown = ("text", "token_ids", "finish_reason", "logprobs")
+    record: dict[str, Any] = {name: first[name] for name in shown if name in first}
+    if len(output.outputs) > 1:
+        record["choices"] = [_choice_object(choice) for choice in output.outputs]
+    if output.prompt_logprobs is not None:
+        record["prompt_logprobs"] = [_logprobs_object(entry) for entry in output.prompt_logprobs]
+    return {**record, "stats": output.stats.as_dict()}
+
+
+def logprob_lines(logprobs: Sequence[TokenLogprobs | None], token_ids: Sequence[int]) -> list[str]:
+    """One line a token for people: the token, its log probability and rank, then the most likely ones asked for.
+
+    Args:
+        logprobs: of every token; None where there is none (the first of a prompt).
+        token_ids: the tokens, in the same order.
+    """
+    lines = []
+    for token_id, entry in zip(token_ids, logprobs, strict=True):
+        if entry is None:
+            lines.append(f"{token_id}: -")
+            continue
+        own = entry[token_id]
+        top = sorted(entry.values(), key=lambda item: item.rank)
+        others = ", ".join(f"{item.decoded_token!r} {item.logprob:.3f}" for item in top if item is not own)
+        line = f"{own.decoded_token!r} {own.logprob:.3f} (rank {own.rank})"
+        lines.append(f"{line}; others: {others}" if others else line)
+    return lines
+
+
+def _choice_object(choice: CompletionOutput) -> dict[str, Any]:
+    record = {
+        "index": choice.index,
         "text": choice.text,
         "token_ids": list(choice.token_ids),
         "finish_reason": choice.finish_reason,
-        "stats": output.stats.as_dict(),
+        "stop_reason": choice.stop_reason,
+    }
+    if choice.logprobs is not None:
+        record["logprobs"] = [_logprobs_object(entry) for entry in choice.logprobs]
+    return record
+
+
+def _logprobs_object(entry: TokenLogprobs | None) -> dict[str, Any] | None:
+    """JSON has no -inf: an impossible token has the log probability null."""
+    if entry is None:
+        return None
+    return {
+        str(token_id): {
+            "logprob": item.logprob if isfinite(item.logprob) else None,
+            "rank": item.rank,
+            "decoded_token": item.decoded_token,
+        }
+        for token_id, item in entry.items()
     }
 
 
