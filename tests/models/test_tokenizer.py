@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
@@ -51,17 +49,6 @@ def stream(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
     return "".join([detokenizer.push(index) for index in ids]) + detokenizer.flush()
 
 
-@pytest.mark.parametrize("name", MAKERS)
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_pushed_text_joins_to_the_whole(name: str, data: st.DataObject) -> None:
-    tokenizer = TOKENIZERS[name]
-    # Two ids beyond the vocabulary: they have no text.
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=40))
-    skip = data.draw(st.booleans())
-    assert stream(tokenizer, ids, skip) == tokenizer.decode(ids, skip)
-
-
 @pytest.mark.parametrize("name", ["byte-level", "sentencepiece", "sentencepiece without prefix"])
 @pytest.mark.parametrize("text", TEXTS)
 def test_text_survives_the_round_trip(name: str, text: str) -> None:
@@ -101,17 +88,6 @@ def test_special_tokens_are_shown_only_on_request() -> None:
     ids = [0, *tokenizer.encode("hell<tool> é"), 1]
     assert stream(tokenizer, ids, True) == "hell<tool> é" == tokenizer.decode(ids)
     assert stream(tokenizer, ids, False) == "<s>hell<tool> é</s>" == tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def test_cost_of_a_token_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = Tokenizer(sentencepiece())
-    seen: list[int] = []
-    original = tokenizer.token
-    monkeypatch.setattr(tokenizer, "token", lambda index: seen.append(index) or original(index))
-    monkeypatch.setattr(tokenizer, "decode", None)  # never decodes what came before
-    ids = [*tokenizer.encode("hello 😀") * 50]
-    stream(tokenizer, ids, False)
-    assert seen == ids
 
 
 # --- BOS and chat templates
@@ -371,13 +347,6 @@ def test_smollm2_round_trip(smollm2_files: LoadedFiles, text: str) -> None:
     tokenizer = smollm2_files.tokenizer
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text and stream(tokenizer, ids, True) == text
-
-
-@pytest.mark.smollm2
-@settings(max_examples=100, deadline=None)
-@given(ids=st.lists(st.integers(0, 49_153), max_size=60), skip=st.booleans())
-def test_smollm2_pushed_text_joins_to_the_whole(smollm2_files: LoadedFiles, ids: list[int], skip: bool) -> None:
-    assert stream(smollm2_files.tokenizer, ids, skip) == smollm2_files.tokenizer.decode(ids, skip)
 
 
 @pytest.mark.smollm2

@@ -14,7 +14,7 @@ from outpace.errors import InvalidParameter
 __all__ = ["MAX_STOP_CHARACTERS", "StopStrings", "stop_strings"]
 
 MAX_STOP_CHARACTERS = 2**16
-"""Most characters in all stop strings of a request: they take some 250 bytes each, and a microsecond to prepare."""
+"""Most characters in all stop strings of a request. Each takes some 300 bytes, all of them a tenth of a second."""
 
 
 class StopStrings:
