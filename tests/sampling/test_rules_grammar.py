@@ -120,6 +120,45 @@ def test_drafts_are_cut_to_what_the_grammar_takes(ids: list[int], legal: int) ->
     assert left(rules(zeros(), [])) == [0, 1, 5]
 
 
+@pytest.mark.parametrize("method", ["consume", "rollback"])
+def test_a_grammar_that_fails_costs_the_draft_or_the_row_and_recovers(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llguidance may find a text too complex; its state is then that of the tokens that it took."""
+    vocabulary = SmallVocabulary()
+    rules = with_choice("abcab", vocabulary=vocabulary)
+    (grammar,) = vocabulary.grammars
+    rules(zeros(), [0])
+    works = getattr(grammar, method)
+
+    def fails(argument: int) -> bool:
+        if method == "rollback":
+            works(argument)
+        raise OutpaceError("too complex")
+
+    monkeypatch.setattr(grammar, method, fails)
+    path = [0, 1] if method == "consume" else []
+    with pytest.raises(OutpaceError, match="too complex"):
+        rules(zeros(), path)
+    if method == "consume":
+        assert rules.count_legal([0, 1]) == 0
+    monkeypatch.undo()
+    assert rules.count_legal([0, 1, 2, 2]) == 3
+    assert left(rules(zeros(), [0, 1])) == [2]
+    assert left(rules(zeros(), [])) == [0, 5]
+
+
+def test_what_a_failing_grammar_forces_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = SmallVocabulary()
+    rules = with_choice("ab", vocabulary=vocabulary)
+
+    def fails() -> list[int]:
+        raise OutpaceError("too complex")
+
+    monkeypatch.setattr(vocabulary.grammars[0], "forced", fails)
+    assert rules.forced() == []
+
+
 def test_statically_banned_tokens_are_cut_first() -> None:
     assert with_choice("abab", bad_words=["b"]).count_legal([5, 0, 1]) == 2
 

@@ -54,20 +54,29 @@ class GrammarRule:
         return self._grammar.ended
 
     def count_legal(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens may come next, in order; the one that ends the text is the last."""
+        """How many of these tokens may come next, in order; the one that ends the text is the last.
+
+        Where the grammar fails, the draft ends: if the text gets there, its row will say so.
+        """
         self._move_to(())
-        for index, token in enumerate(token_ids):
-            if not self._grammar.consume(token):
-                return index
-            self._ahead.append(token)
-            if self._grammar.ended:
-                return index + 1
+        try:
+            for index, token in enumerate(token_ids):
+                if not self._grammar.consume(token):
+                    return index
+                self._ahead.append(token)
+                if self._grammar.ended:
+                    return index + 1
+        except OutpaceError:
+            return len(self._ahead)
         return len(token_ids)
 
     def forced(self) -> list[int]:
-        """Tokens that have to come next."""
+        """Tokens that have to come next; none where the grammar fails, as the row will say."""
         self._move_to(())
-        return self._grammar.forced()
+        try:
+            return self._grammar.forced()
+        except OutpaceError:
+            return []
 
     def _move_to(self, path: Sequence[int]) -> bool:
         """Goes behind `path`, or as far as it is allowed and then False."""
@@ -77,8 +86,9 @@ class GrammarRule:
                 break
             shared += 1
         if shared < len(self._ahead):
-            self._grammar.rollback(len(self._ahead) - shared)
-            del self._ahead[shared:]
+            back = len(self._ahead) - shared
+            del self._ahead[shared:]  # first: a grammar that fails on the way has gone back all the same
+            self._grammar.rollback(back)
         for token in path[shared:]:
             if not self._grammar.consume(token):
                 return False
