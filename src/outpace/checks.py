@@ -39,6 +39,7 @@ Check = Callable[[str, Any, str], Any]
 """(name, value, what is possible, in words) -> the value in its one form; raises InvalidParameter."""
 
 _LONGEST_SHOWN = 120
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def parameter(
@@ -211,7 +212,7 @@ def processors(name: str, value: Any, valid: str) -> tuple[Callable[..., Any], .
     """Callables of two or three positional arguments, as a tuple; None is none of them."""
     items = _items(name, value, valid)
     for item in items:
-        if not callable(item) or _num_positional(item) not in (2, 3):
+        if not callable(item) or not _takes_two_or_three(item):
             raise _impossible_item(name, item, valid)
     return tuple(items)
 
@@ -265,12 +266,19 @@ def _first_repeated(items: list[str]) -> str | None:
     return None
 
 
-def _num_positional(function: Callable[..., Any]) -> int | None:
-    """How many arguments it takes by position; None if it says nothing about them, or wants others by name."""
+def _takes_two_or_three(function: Callable[..., Any]) -> bool:
+    """Whether it can be called with three arguments by position if it asks for three, else with two.
+
+    Some functions written in C do not say what they take: they are taken, and a call that fails says so.
+    """
     try:
-        found = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return None
-    if any(item.kind is item.KEYWORD_ONLY and item.default is item.empty for item in found):
-        return None
-    return sum(item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) for item in found)
+        return True
+    positional = [item for item in signature.parameters.values() if item.kind in _BY_POSITION]
+    required = sum(item.default is item.empty for item in positional)
+    try:
+        signature.bind(*range(3 if required == 3 else 2))
+    except TypeError:
+        return False
+    return True
