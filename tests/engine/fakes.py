@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ import torch
 from outpace.protocols import Cache, DrafterNeeds, Grammar
 from outpace.structured import StructuredOutputs
 from outpace.types import Ask, Draft, ForwardResult, Observation, Pack
+
+from .toy_grammar import ToyGrammar
 
 FREE = -1
 
@@ -126,6 +128,17 @@ class HistoryModel:
         return ForwardResult(torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, self.vocab_size)))
 
 
+class ConstantModel(HistoryModel):
+    """The same logits everywhere, so that what parameters do to them can be worked out by hand."""
+
+    def __init__(self, logits: Sequence[float]) -> None:
+        super().__init__(vocab_size=len(logits))
+        self._constant = np.array(logits, np.float32)
+
+    def logits(self, history: Sequence[int]) -> np.ndarray:
+        return self._constant
+
+
 class ScriptedDrafter:
     """Proposes what a function says; checks that the engine keeps to the protocol."""
 
@@ -214,12 +227,18 @@ class IdDetokenizer:
 
 
 class IdVocabulary:
-    """The vocabulary of `IdDetokenizer`; texts are split into letters, each the id of its place in the alphabet."""
+    """The vocabulary of `IdDetokenizer`; texts are split into letters, each the id of its place in the alphabet.
 
-    missing_ids: tuple[int, ...] = ()
+    Args:
+        size: V.
+        missing_ids: ids that no token has.
+        eos_ids: where a grammar lets the text end.
+    """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, missing_ids: Sequence[int] = (), eos_ids: Iterable[int] = ()) -> None:
         self.size = size
+        self.missing_ids = tuple(missing_ids)
+        self._eos_ids = frozenset(eos_ids)
 
     def encode(self, text: str) -> list[int]:
         return [(ord(letter) - 97) % self.size for letter in text.replace(" ", "")]
@@ -231,4 +250,6 @@ class IdVocabulary:
         return IdDetokenizer()
 
     def grammar(self, structured_outputs: StructuredOutputs) -> Grammar:
-        raise NotImplementedError
+        """An automaton that the regular expression names: it is not read."""
+        assert structured_outputs.regex is not None
+        return ToyGrammar(structured_outputs.regex, self.size, self._eos_ids)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from outpace.engine.engine import Engine
-from outpace.engine.outputs import RequestOutput
+from outpace.engine.outputs import Piece, RequestOutput, StepOutput
+from outpace.errors import OutpaceError
 from outpace.params import SamplingDefaults, SamplingParams, SpeculationParams
 from outpace.protocols import Drafter
 from outpace.sampling.choose import choose_rows
@@ -64,12 +65,16 @@ def make_engine(
     rows: int = 512,
     seqs: int = 8,
     eos: Sequence[int] = (),
+    verification: str = "coupled",
+    missing: Sequence[int] = (),
 ) -> Engine:
+    """An engine of stand-ins; `verification` is the rule of all drafters."""
     return Engine(
         model,
         cache,
         drafters,
-        vocabulary=IdVocabulary(model.vocab_size),
+        vocabulary=IdVocabulary(model.vocab_size, missing_ids=missing, eos_ids=eos),
+        verification={name: verification for name in drafters},
         eos_ids=eos,
         max_model_len=cache.capacity,
         num_speculative_tokens={name: k for name in drafters},
@@ -79,23 +84,37 @@ def make_engine(
 
 
 def run(engine: Engine, jobs: Sequence[Job]) -> list[RequestOutput]:
-    """Runs all jobs, checking the books after every step and that streamed text joins to the final text."""
+    """Runs all jobs, checking the books after every step and what is streamed.
+
+    Raises:
+        OutpaceError: one of them failed.
+    """
+    results = []
+    for result in run_all(engine, jobs):
+        if isinstance(result, OutpaceError):
+            raise result
+        results.append(result)
+    return results
+
+
+def run_all(engine: Engine, jobs: Sequence[Job]) -> list[RequestOutput | OutpaceError]:
+    """`run` where jobs may fail: what each has come to."""
     ids: dict[int, int] = {}
-    streamed: dict[int, str] = {}
-    done: dict[int, RequestOutput] = {}
+    pieces: dict[int, list[Piece]] = {}
+    done: dict[int, RequestOutput | OutpaceError] = {}
     step = 0
     while len(done) < len(jobs):
         for index, job in enumerate(jobs):
             if job.arrives <= step and index not in ids.values():
                 request_id = engine.submit(engine.prepare(job.prompt, job.params, job.speculation, number=job.number))
                 ids[request_id] = index
-                streamed[request_id] = ""
+                pieces[request_id] = []
         for output in engine.step():
-            streamed[output.request_id] += "".join(piece.text for piece in output.pieces)
+            pieces[output.request_id] += output.pieces
             if output.finish_reason:
-                result = engine.take(output.request_id)
-                assert streamed[output.request_id] == result.text
-                done[ids[output.request_id]] = result
+                done[ids[output.request_id]] = _taken(engine, output, pieces[output.request_id])
+            elif output.pieces:
+                assert any(piece.text for piece in output.pieces), "a delta without text"
         engine.check_integrity()
         step += 1
         assert step < 20_000, "the engine does not come to an end"
@@ -104,6 +123,22 @@ def run(engine: Engine, jobs: Sequence[Job]) -> list[RequestOutput]:
         alive = getattr(drafter, "alive", getattr(drafter, "_states", getattr(drafter, "_indices", {})))
         assert not alive, f"{drafter.name} still holds requests"
     return [done[index] for index in range(len(jobs))]
+
+
+def _taken(engine: Engine, last: StepOutput, pieces: Sequence[Piece]) -> RequestOutput | OutpaceError:
+    """The result, which is what was streamed."""
+    try:
+        result = engine.take(last.request_id)
+    except OutpaceError as error:
+        assert last.finish_reason == "error"
+        return error
+    (completion,) = result.outputs
+    assert completion.finish_reason == last.finish_reason
+    assert "".join(piece.text for piece in pieces) == completion.text
+    assert [piece.token_id for piece in pieces] == completion.token_ids
+    if completion.logprobs is not None:
+        assert [piece.logprobs for piece in pieces] == completion.logprobs
+    return result
 
 
 def mixed_jobs(
