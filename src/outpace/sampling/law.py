@@ -120,7 +120,7 @@ def _survivors(
 
 
 def _nucleus(values: Floats, weights: _Weights, top_p: float) -> Indices | None:
-    """Ascending indices of the tokens before which less than top_p of the mass lies; None if it is too close to call."""
+    """Ascending indices of the tokens before which less than top_p of the mass lies; None if too close to call."""
     total = float(weights.sum())
     near = _candidates(weights, total, top_p)
     order = near[np.argsort(-values[near], kind="stable")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from outpace.types import Draft
@@ -37,7 +38,7 @@ def proposal_of(draft: Draft, node: int, tried: Sequence[int] = ()) -> Weights |
     """
     if draft.probabilities is None:
         return None
-    law: Weights = draft.probabilities[node].detach().cpu().numpy().astype(np.float64)
+    law: Weights = draft.probabilities[node].detach().to("cpu", torch.float64, copy=True).numpy()
     total = float(law.sum())
     if not abs(total - 1) <= _SUM_TOLERANCE or law.min() < 0:
         return None
