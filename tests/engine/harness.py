@@ -17,7 +17,7 @@ from outpace.protocols import Drafter
 from outpace.sampling.choose import choose_rows
 from outpace.types import Choice
 
-from .fakes import HistoryModel, IdVocabulary, TokenCache
+from .fakes import FREE, HistoryModel, IdVocabulary, TokenCache
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40).resolved(SamplingDefaults())
 WARM = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=40).resolved(SamplingDefaults())
@@ -116,6 +116,7 @@ def run_all(engine: Engine, jobs: Sequence[Job]) -> list[RequestOutput | Outpace
             elif output.pieces:
                 assert any(piece.text for piece in output.pieces), "a delta without text"
         engine.check_integrity()
+        check_rows(engine)
         step += 1
         assert step < 20_000, "the engine does not come to an end"
     assert not engine.has_work
@@ -123,6 +124,15 @@ def run_all(engine: Engine, jobs: Sequence[Job]) -> list[RequestOutput | Outpace
         alive = getattr(drafter, "alive", getattr(drafter, "_states", getattr(drafter, "_indices", {})))
         assert not alive, f"{drafter.name} still holds requests"
     return [done[index] for index in range(len(jobs))]
+
+
+def check_rows(engine: Engine) -> None:
+    """The cache holds the committed tokens of every running request, as far as they are computed, and nothing else."""
+    assert isinstance(engine.cache, TokenCache)
+    for request in engine._scheduler.running:
+        assert request.lane is not None
+        held = [token for token in engine.cache.tokens[request.lane] if token != FREE]
+        assert held == request.token_ids[: request.num_computed]
 
 
 def _taken(engine: Engine, last: StepOutput, pieces: Sequence[Piece]) -> RequestOutput | OutpaceError:
