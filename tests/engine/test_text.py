@@ -195,6 +195,12 @@ def test_stop_strings_that_end_too_early_do_not_count(
     assert "".join(result.shown) == text
 
 
+@pytest.mark.parametrize(("min_tokens", "found"), [(1, "b</"), (2, None)])
+def test_a_stop_token_is_one_of_the_tokens(min_tokens: int, found: str | None) -> None:
+    result = stream(["ab", "</s>"], ["b</"], include_stop=True, stop_token=True, min_tokens=min_tokens)
+    assert result.found == found
+
+
 @pytest.mark.parametrize(("min_tokens", "found"), [(0, "ab"), (1, None)])
 def test_the_tail_counts_as_the_last_token(min_tokens: int, found: str | None) -> None:
     assert stream(["a"], ["ab"], tail="b", min_tokens=min_tokens).found == found
