@@ -29,6 +29,7 @@ from .toy import (
     steps,
     table,
     text_law,
+    text_of,
 )
 
 RULES: dict[str, tuple[Rule, Callable[..., Mapping[Verdict, Fraction]]]] = {
@@ -91,8 +92,9 @@ def test_every_verdict_is_as_likely_as_the_reference_says(
 ) -> None:
     shapes = [chain(k) for k in range(4)] + (TREES if name == "standard" else [])
     for shape in shapes:
-        for seed in range(1 if shape in TREES else 3):
-            for case, _ in cases((seed,), shape, table(4, 5, weights), table(4, 6, weights)):
+        size = 3 if shape in TREES else 4
+        for seed in range(2):
+            for case, _ in cases((seed,), shape, table(size, 5, weights), table(size, 6, weights)):
                 expected = reference(name)(change(case))
                 found = running(name)(change(case))
                 assert sum(expected.values()) == 1
@@ -120,7 +122,7 @@ def expected_accepted(name: str, k: int, target: Table, drafter: Table) -> Fract
     )
 
 
-def test_the_example_of_the_paper() -> None:
+def test_an_example_worked_out_by_hand() -> None:
     """Two tokens, p = (1/3, 2/3), q = (2/3, 1/3), k = 2: 10/9 tokens are accepted one by one, 11/9 as a block."""
     target, drafter = constant("1/3", "2/3"), constant("2/3", "1/3")
     assert expected_accepted("standard", 2, target, drafter) == Fraction(10, 9)
@@ -129,7 +131,7 @@ def test_the_example_of_the_paper() -> None:
 
 def test_block_accepts_at_least_as_many() -> None:
     gains = []
-    for seed in range(40):
+    for seed in range(20):
         target, drafter = table(3, 100 + seed, (0, 1, 2, 9)), table(3, 200 + seed)
         for k in (1, 2, 3):
             gain = expected_accepted("block", k, target, drafter) - expected_accepted("standard", k, target, drafter)
@@ -253,10 +255,7 @@ def test_argmax_drafts_with_soft_probabilities_are_caught(name: str) -> None:
     def step(history: tuple[int, ...]) -> dict[tuple[int, ...], float]:
         best = max(range(3), key=lambda token: drafter(history)[token])
         case = next(case for case, _ in cases(history, (-1,), target, drafter) if case.draft.ids == (best,))
-        return {
-            (*(best for _ in verdict.accepted), verdict.bonus): chance
-            for verdict, chance in running(name)(case).items()
-        }
+        return {text_of(case, verdict): chance for verdict, chance in running(name)(case).items()}
 
     assert distance(text_law(step, 2), text_law(plain(target), 2)) > 0.01
 
