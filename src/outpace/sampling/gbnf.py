@@ -1,8 +1,8 @@
 """Grammars in llama.cpp's GBNF, rewritten in Lark's notation for llguidance.
 
-llguidance converts the rules; what its converter gets wrong is put right before: escapes by code point (`\\u00e9`, which it
-hands on in a form that nothing reads), `.` (any character in GBNF, none but newline in a regular expression) and `&&`
-and `~~` in a class (set operations in a regular expression, plain letters in GBNF).
+llguidance converts the rules; what its converter gets wrong is put right before: escapes by code point (`\\u00e9`,
+which it hands on in a form that nothing reads), `.` (any character in GBNF, none but newline in a regular expression)
+and `&&` and `~~` in a class (set operations in a regular expression, plain letters in GBNF).
 """
 
 from __future__ import annotations

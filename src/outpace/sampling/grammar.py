@@ -31,6 +31,7 @@ __all__ = ["GrammarCompiler", "TokenGrammar"]
 
 _KEPT_GRAMMARS = 64
 _DEAD_END = "NoExtensionBias"
+_NO_BEGINNING = "no token of this model can begin such a text"
 
 
 class GrammarCompiler:
@@ -75,8 +76,11 @@ def _first_matcher(tokenizer: GrammarTokenizer, text: str, wanted: StructuredOut
     problem = first_useful_line(matcher.get_error()) if matcher.is_error() else None
     if problem is None and (warnings := matcher.get_grammar_warnings()):
         problem = first_useful_line(warnings[0])
-    if problem is None and not TokenGrammar(matcher, tokenizer).mask().any():
-        problem = "no token of this model can begin such a text"
+    if problem is None:
+        try:
+            problem = None if TokenGrammar(matcher, tokenizer).mask().any() else _NO_BEGINNING
+        except OutpaceError as error:
+            problem = str(error)
     if problem is not None:
         raise impossible(wanted, problem)
     return matcher
@@ -169,7 +173,14 @@ class TokenGrammar:
         return count
 
     def forced(self) -> list[int]:
-        """Tokens of the text that has to come next, as the tokenizer would split it; may be empty. Does not move."""
+        """Tokens of the text that has to come next, as the tokenizer would split it; may be empty. Does not move.
+
+        The end of that text is left out where one token could hold it and what follows: a guess at it would be wrong
+        nearly always (SmolLM2 writing JSON: 43 times in 44).
+
+        Raises:
+            OutpaceError: the text became too complex for llguidance.
+        """
         if self.ended:
             return []
         tokens = self._matcher.compute_ff_tokens()
@@ -191,7 +202,7 @@ class TokenGrammar:
             return
         problem = first_useful_line(self._matcher.get_error())
         self._begin_again()
-        raise OutpaceError(f"the grammar cannot be followed after {len(self._text_tokens)} tokens: {problem}")
+        raise OutpaceError(f"the grammar cannot be followed behind {len(self._text_tokens)} tokens: {problem}")
 
     def _begin_again(self) -> None:
         self._matcher = self._beginning.deep_copy()

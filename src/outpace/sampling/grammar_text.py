@@ -35,8 +35,7 @@ def grammar_text(wanted: StructuredOutputs) -> str:
         InvalidParameter: GBNF that cannot be read, or a Lark grammar with what outpace does not do.
     """
     if wanted.json is not None:
-        schema = wanted.json if isinstance(wanted.json, str) else json.dumps(wanted.json)
-        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+        return _json_grammar(wanted, wanted.json if isinstance(wanted.json, str) else json.dumps(wanted.json))
     if wanted.json_object:
         return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_JSON_OPTIONS)
     if wanted.regex is not None:
@@ -45,6 +44,15 @@ def grammar_text(wanted: StructuredOutputs) -> str:
         # one expression: where a choice begins another, both stay open until the text has decided
         return LLMatcher.grammar_from_regex("|".join(_SIGNIFICANT.sub(r"\\\g<0>", item) for item in wanted.choice))
     return _free_grammar(wanted, wanted.grammar or "")
+
+
+def _json_grammar(wanted: StructuredOutputs, schema: str) -> str:
+    if schema.strip() in ("true", "false"):  # options need an object to stand in
+        schema = f'{{"allOf": [{schema}]}}'
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+    except ValueError as error:
+        raise impossible(wanted, first_useful_line(str(error))) from error
 
 
 def _free_grammar(wanted: StructuredOutputs, lark: str) -> str:
@@ -61,15 +69,13 @@ def _free_grammar(wanted: StructuredOutputs, lark: str) -> str:
     # without a tokenizer it warns of what only a tokenizer can resolve: special tokens, and tokens by their ids
     _, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if any(message.startswith("no tokenizer") for message in messages):
-        raise impossible(
-            wanted, "tokens in <...> are not supported: rules are made of text, and the end comes by itself"
-        )
+        raise impossible(wanted, "tokens in <...> are not supported: rules are made of text alone")
     return grammar
 
 
 def impossible(wanted: StructuredOutputs, reason: str) -> InvalidParameter:
     """The error that says what was asked for and why it cannot be."""
-    if "coerce_one_of" in reason:
+    if reason.startswith("oneOf constraints"):
         reason = "oneOf is supported only where its parts exclude each other; use anyOf"
     elif reason.startswith("Unimplemented keys"):
         reason += "; leave them out"
