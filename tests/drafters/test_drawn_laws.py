@@ -1,4 +1,4 @@
-"""Drafters that draw: with the target's noise under the coupled rule; else with their own, stating the law they used."""
+"""Drafters that draw: with the target's noise under the coupled rule, else with their own, stating the law of it."""
 
 from __future__ import annotations
 
