@@ -38,6 +38,10 @@ def with_default(output_ids: list[int], logits: Any, scale: float = 1.0, *, shif
     return logits
 
 
+def three_and_default(prompt_ids: list[int], output_ids: list[int], logits: Any, scale: float = 1.0) -> Any:
+    return logits
+
+
 def of_any(*arguments: Any) -> Any:
     return arguments[-1]
 
@@ -74,7 +78,7 @@ ACCEPTED: dict[str, list[tuple[Any, Any]]] = {
         ([], ()),
         ([of_two, of_three], (of_two, of_three)),
         ((SAME_OBJECT, PARTIAL), (SAME_OBJECT, PARTIAL)),
-        ([with_default, of_any], (with_default, of_any)),
+        ([with_default, of_any, three_and_default], (with_default, of_any, three_and_default)),
     ],
     "structured_outputs": [
         (None, None),
@@ -115,7 +119,7 @@ REFUSED: dict[str, list[Any]] = {
     "logit_bias": [
         *([("42", 1)], "42", 5, {-1: 1}, {"-1": 1}, {"x": 1}, {"4.0": 1}, {" 4": 1}, {"+4": 1}, {"4_2": 1}, {"": 1}),
         *({4.0: 1}, {True: 1}, {None: 1}, {1: 100.1}, {1: -101}, {1: NAN}, {1: INF}, {1: "5"}, {1: None}, {1: True}),
-        *({"1": 1, 1: 2}, {"²": 1}, {"9" * 5000: 1}),
+        *({"1": 1, 1: 2}, {"²": 1}, {"٤": 1}, {"9" * 5000: 1}),
     ],
     "allowed_token_ids": [*NO_IDS, [], ()],
     "bad_words": [*NO_TEXTS, "a"],

@@ -53,7 +53,8 @@ def _parser() -> Parser:
     add_speculation_options(command)
     add_sampling_options(command, _MODEL_DEFAULTS)
     add_answer_options(command)
-    add_output_options(command, "print one JSON object (text, token_ids, finish_reason, stats) and nothing else")
+    contents = "text, token_ids, finish_reason, stats; choices and logprobs if asked for"
+    add_output_options(command, f"print one JSON object ({contents}) and nothing else")
 
     command = _command(commands, "chat", "talk with a model", chat.run)
     add_engine_options(command)
