@@ -92,8 +92,10 @@ class Vocabulary(Protocol):
         """Text of one token alone; part of a character shows as U+FFFD."""
         ...
 
-    def detokenizer(self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> Detokenizer:
-        """A fresh one for one request."""
+    def detokenizer(
+        self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool, after: Sequence[int]
+    ) -> Detokenizer:
+        """A fresh one for one request, whose text follows the tokens `after` (the end of its prompt)."""
         ...
 
     def grammar(self, structured_outputs: StructuredOutputs) -> Grammar:

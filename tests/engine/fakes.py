@@ -246,7 +246,9 @@ class IdVocabulary:
     def token_text(self, token_id: int) -> str:
         return IdDetokenizer().push(token_id)
 
-    def detokenizer(self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> IdDetokenizer:
+    def detokenizer(
+        self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool, after: Sequence[int]
+    ) -> IdDetokenizer:
         return IdDetokenizer()
 
     def grammar(self, structured_outputs: StructuredOutputs) -> Grammar:

@@ -254,3 +254,37 @@ def test_smollm2_any_text(smollm2_files: LoadedFiles, text: str) -> None:
     ids = tokenizer.encode(text)
     # Some bytes of rare characters have no token, so not every text survives.
     assert "".join(pushed(tokenizer, ids, False)) == tokenizer.decode(ids, False)
+
+
+def continued(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool = True) -> str:
+    detokenizer = tokenizer.detokenizer(skip, after=prompt)
+    return "".join([*(detokenizer.push(token) for token in output), detokenizer.flush()])
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@EXACT
+@given(data=st.data())
+def test_what_follows_a_prompt_is_the_rest_of_the_whole_text(name: str, data: st.DataObject) -> None:
+    """Where the prompt's own text is a beginning of the whole text, the output is exactly what comes behind it."""
+    tokenizer = TOKENIZERS[name]
+    ids = st.lists(st.sampled_from(sorted(tokenizer.vocab.values())), max_size=6)
+    prompt, output = data.draw(ids), data.draw(ids)
+    whole, before = tokenizer.decode(prompt + output), tokenizer.decode(prompt)
+    if whole.startswith(before):
+        assert continued(tokenizer, prompt, output) == whole[len(before) :]
+
+
+def test_a_continuation_keeps_its_first_space() -> None:
+    tokenizer = Tokenizer(sentencepiece())
+    hell = tokenizer.vocab["▁hell"]
+    newline = tokenizer.vocab["<0x0A>"]
+    assert continued(tokenizer, [], [hell, hell]) == "hell hell"
+    assert continued(tokenizer, [hell], [hell, hell]) == " hell hell"
+    assert continued(tokenizer, [hell, newline], [hell]) == " hell", "the prompt's newline is not part of the answer"
+    assert continued(tokenizer, [tokenizer.vocab["<s>"]], [hell]) == "hell", "special tokens have no text"
+
+
+def test_a_character_begun_by_the_prompt_is_shown_whole() -> None:
+    tokenizer = Tokenizer(byte_level())
+    first, second = (tokenizer.vocab[letter] for letter in "Ã©")  # the bytes of é
+    assert continued(tokenizer, [first], [second]) == "é"

@@ -15,6 +15,9 @@ from outpace.sampling.rules import compile_rules
 
 __all__ = ["Preparing"]
 
+_TOKENS_BEFORE_TEXT = 8
+"""Of the prompt; enough for any character, and for a token that has text among special ones."""
+
 
 class Preparing:
     """Makes requests.
@@ -61,14 +64,15 @@ class Preparing:
             num_speculative_tokens=plan.num_speculative_tokens,
             drafts_before_first_token=plan.before_first_token,
             verification=plan.verification,
-            text=self._text(params),
+            text=self._text(params, prompt),
             rules=compile_rules(params, self._vocabulary, own_stops | self._eos_ids, prompt),
         )
 
-    def _text(self, params: SamplingParams) -> TextBuilder:
+    def _text(self, params: SamplingParams, prompt: Sequence[int]) -> TextBuilder:
         detokenizer = self._vocabulary.detokenizer(
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
+            after=prompt[-_TOKENS_BEFORE_TEXT:],
         )
         return TextBuilder(
             detokenizer, params.stop, include_stop=params.include_stop_str_in_output, min_tokens=params.min_tokens

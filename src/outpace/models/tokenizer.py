@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -180,9 +181,14 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def detokenizer(self, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(
+        self,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        after: Sequence[int] = (),
+    ) -> Detokenizer:
         """A fresh `Detokenizer` for one request."""
-        return Detokenizer(self, skip_special_tokens, spaces_between_special_tokens)
+        return Detokenizer(self, skip_special_tokens, spaces_between_special_tokens, after)
 
     def to_json(self) -> str:
         """The tokenizer proper, as text of a `tokenizer.json`."""
@@ -231,19 +237,42 @@ class Detokenizer:
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: False: where special tokens are shown and the decoder puts spaces between tokens,
             none between two neighbours that were both added to the vocabulary, as special tokens are.
+        after: tokens before the text that are not part of it (the end of a prompt). A text that goes on keeps its
+            first space, which a decoder takes off the beginning of all text; then it is not what `decode` gives.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        after: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer._special_texts if skip_special_tokens else frozenset()
         self._tight = tokenizer._added if not (skip_special_tokens or spaces_between_special_tokens) else {}
         self._after_added = False
         self._stream = tokenizer._new_stream()
+        self._before = ""
+        for token_id in after:
+            self._push(token_id)
+        if after:
+            self._before = deepcopy(self._stream).flush()  # of those tokens, and comes out with what follows
 
     def push(self, token_id: int) -> str:
         """The text this token completes; empty while a character is unfinished."""
+        return self._own(self._push(token_id))
+
+    def flush(self) -> str:
+        """What was held back, at the end: bytes that never became a character show as U+FFFD."""
+        return self._own(self._stream.flush())
+
+    def _own(self, text: str) -> str:
+        if text and self._before:
+            text, self._before = text.removeprefix(self._before), ""
+        return text
+
+    def _push(self, token_id: int) -> str:
         token = self._tokenizer.token(token_id)
         if token is None or token in self._skipped:
             return ""
@@ -253,10 +282,6 @@ class Detokenizer:
             text = token
         self._after_added = added
         return text
-
-    def flush(self) -> str:
-        """What was held back, at the end: bytes that never became a character show as U+FFFD."""
-        return self._stream.flush()
 
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:

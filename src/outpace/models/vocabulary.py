@@ -61,9 +61,11 @@ class ModelVocabulary:
         """Text of one token alone, special tokens shown; part of a character shows as U+FFFD, an unknown id as ""."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
-    def detokenizer(self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> Detokenizer:
-        """A fresh one for one request."""
-        return self._tokenizer.detokenizer(skip_special_tokens, spaces_between_special_tokens)
+    def detokenizer(
+        self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool, after: Sequence[int] = ()
+    ) -> Detokenizer:
+        """A fresh one for one request, whose text follows the tokens `after` (the end of its prompt)."""
+        return self._tokenizer.detokenizer(skip_special_tokens, spaces_between_special_tokens, after)
 
     def grammar(self, structured_outputs: StructuredOutputs) -> Grammar:
         """A fresh grammar at its beginning.
