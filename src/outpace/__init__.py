@@ -30,11 +30,13 @@ from outpace.params import SamplingParams, SpeculationParams
 from outpace.structured import StructuredOutputs
 
 if TYPE_CHECKING:
+    from outpace.accelerated.model import AcceleratedModel, accelerate
     from outpace.engine.outputs import CompletionOutput, Logprob, Piece, RequestOutput, RequestStats, StreamChunk
     from outpace.llm import LLM
 
 __all__ = [
     "LLM",
+    "AcceleratedModel",
     "BadInput",
     "CheckpointError",
     "CompletionOutput",
@@ -56,10 +58,13 @@ __all__ = [
     "UnsupportedModel",
     "VocabularyMismatch",
     "__version__",
+    "accelerate",
 ]
 
 _LAZY = {
     "LLM": "outpace.llm",
+    "AcceleratedModel": "outpace.accelerated.model",
+    "accelerate": "outpace.accelerated.model",
     "CompletionOutput": "outpace.engine.outputs",
     "Logprob": "outpace.engine.outputs",
     "Piece": "outpace.engine.outputs",

@@ -1,0 +1,1 @@
+"""A model of transformers behind its own `generate`, run by the engine."""
