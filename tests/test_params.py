@@ -59,11 +59,11 @@ ACCEPTED: dict[str, list[tuple[Any, Any]]] = {
     "temperature": [(None, None), (0, 0.0), (np.float32(0.5), 0.5), (Fraction(1, 4), 0.25), (1e9, 1e9)],
     "top_p": [(None, None), (1, 1.0), (1e-9, 1e-9)],
     "top_k": [(None, None), (-1, -1), (0, 0), (np.int32(40), 40)],
-    "min_p": [(0, 0.0), (1, 1.0), (np.float64(0.25), 0.25)],
+    "min_p": [(None, None), (0, 0.0), (1, 1.0), (np.float64(0.25), 0.25)],
     "seed": [(None, None), (0, 0), (-(2**63), -(2**63)), (2**64 - 1, 2**64 - 1), (np.uint64(2**64 - 1), 2**64 - 1)],
     "presence_penalty": [(-2, -2.0), (2, 2.0), (0.5, 0.5)],
     "frequency_penalty": [(-2, -2.0), (2, 2.0), (np.float32(0.5), 0.5)],
-    "repetition_penalty": [(0.01, 0.01), (1, 1.0), (100, 100.0)],
+    "repetition_penalty": [(None, None), (0.01, 0.01), (1, 1.0), (100, 100.0)],
     "logit_bias": [
         (None, None),
         ({}, {}),
@@ -111,11 +111,11 @@ REFUSED: dict[str, list[Any]] = {
     "temperature": [*NO_NUMBER, -0.1],
     "top_p": [*NO_NUMBER, 0, 0.0, -1, 1.01],
     "top_k": [*NO_COUNT, -2],
-    "min_p": [*NO_NUMBER, None, -0.1, 1.1],
+    "min_p": [*NO_NUMBER, -0.1, 1.1],
     "seed": [*NO_COUNT, 2**64, -(2**63) - 1],
     "presence_penalty": [*NO_NUMBER, None, -2.01, 2.01],
     "frequency_penalty": [*NO_NUMBER, None, -2.01, 2.01],
-    "repetition_penalty": [*NO_NUMBER, None, 0, 0.009, 100.1, -1],
+    "repetition_penalty": [*NO_NUMBER, 0, 0.009, 100.1, -1],
     "logit_bias": [
         *([("42", 1)], "42", 5, {-1: 1}, {"-1": 1}, {"x": 1}, {"4.0": 1}, {" 4": 1}, {"+4": 1}, {"4_2": 1}, {"": 1}),
         *({4.0: 1}, {True: 1}, {None: 1}, {1: 100.1}, {1: -101}, {1: NAN}, {1: INF}, {1: "5"}, {1: None}, {1: True}),
@@ -213,8 +213,8 @@ def test_least_and_most_tokens_have_to_agree() -> None:
     assert SamplingParams(min_tokens=3, max_tokens=3).min_tokens == 3
     with pytest.raises(InvalidParameter, match="min_tokens=4 is more than max_tokens=3"):
         SamplingParams(min_tokens=4, max_tokens=3)
-    with pytest.raises(InvalidParameter, match="min_tokens=600 is more than max_tokens=512"):
-        SamplingParams(min_tokens=600).resolved(SamplingDefaults(max_tokens=512))
+    assert SamplingParams(min_tokens=600).resolved(SamplingDefaults(max_tokens=512)).max_tokens == 600
+    assert SamplingParams(min_tokens=600).resolved(SamplingDefaults(max_tokens=None)).max_tokens is None
 
 
 def test_what_the_caller_changes_later_changes_nothing() -> None:

@@ -59,6 +59,8 @@ class SamplingDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     max_tokens: int | None = None  # None: the rest of the context
 
 
@@ -125,12 +127,13 @@ class SamplingParams(metaclass=RefusesByName):
         speculation=_EVERY_ROW,
         unset="the model's generation config, else 0",
     )
-    min_p: float = parameter(
-        0.0,
-        number(0, 1),
+    min_p: float | None = parameter(
+        None,
+        optional(number(0, 1)),
         meaning="drop tokens less likely than this share of the most likely one",
         valid="a number in [0, 1]; 0 is off",
         speculation=_EVERY_ROW,
+        unset="the model's generation config, else 0",
     )
     seed: int | None = parameter(
         None,
@@ -154,13 +157,14 @@ class SamplingParams(metaclass=RefusesByName):
         valid="a number in [-2, 2]; 0 is off",
         speculation=_COUNTED,
     )
-    repetition_penalty: float = parameter(
-        1.0,
-        number(0.01, 100),
+    repetition_penalty: float | None = parameter(
+        None,
+        optional(number(0.01, 100)),
         meaning="positive logits of tokens in prompt or answer are divided by it, others multiplied; above 1 avoids "
         "repetition, below 1 invites it",
         valid="a number in [0.01, 100]; 1 is off",
         speculation=_COUNTED,
+        unset="the model's generation config, else 1",
     )
     logit_bias: Mapping[int, float] | None = parameter(
         None,
@@ -312,13 +316,17 @@ class SamplingParams(metaclass=RefusesByName):
     def resolved(self, defaults: SamplingDefaults) -> SamplingParams:
         """The same parameters with every None filled in (max_tokens may stay None: the rest of the context).
 
-        Raises:
-            InvalidParameter: min_tokens is more than the default of max_tokens.
+        A default of max_tokens gives way to min_tokens.
         """
+        most = defaults.max_tokens
         return replace(
             self,
+            min_p=defaults.min_p if self.min_p is None else self.min_p,
+            repetition_penalty=(
+                defaults.repetition_penalty if self.repetition_penalty is None else self.repetition_penalty
+            ),
             temperature=defaults.temperature if self.temperature is None else self.temperature,
             top_p=defaults.top_p if self.top_p is None else self.top_p,
             top_k=defaults.top_k if self.top_k is None else self.top_k,
-            max_tokens=defaults.max_tokens if self.max_tokens is None else self.max_tokens,
+            max_tokens=self.max_tokens or (None if most is None else max(most, self.min_tokens)),
         )

@@ -319,7 +319,7 @@ def test_print_config_prints_what_is_in_force_and_ends(outpace, command) -> None
     assert result.code == 0
     assert config["engine"]["model"] == "m"
     assert config["speculative"] == {"method": "ngram"}
-    expected = {"temperature": 0.0, "top_p": 0.5, "top_k": 0, "min_p": 0.0, "seed": 3, "max_tokens": 512, "stop": ["x"]}
+    expected = {"temperature": 0.0, "top_p": 0.5, "top_k": 0, "seed": 3, "max_tokens": 512, "stop": ["x"]}
     assert config["sampling"] == expected
 
 

@@ -59,6 +59,11 @@ def test_eos_ids_that_are_none_name_the_file(tmp_path: Path, eos: Any) -> None:
         ({"do_sample": True, "temperature": 0.6}, (0.6, 1.0, 0), (0.6, 1.0, 0)),
         ({"do_sample": True, "top_p": 0.9}, (1.0, 0.9, 0), (1.0, 0.9, 0)),
         ({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, (0.0, 0.9, 0), (0.0, 0.9, 0)),
+        (
+            {"repetition_penalty": 1.05, "temperature": 0.7, "min_p": 0.1},
+            (0.7, 1.0, 0, 0.1, 1.05),
+            (0.7, 1.0, 0, 0.1, 1.05),
+        ),
         ({"temperature": None, "top_p": None, "top_k": None}, (0.0, 1.0, 0), (1.0, 1.0, 0)),
     ],
 )
@@ -68,7 +73,9 @@ def test_sampling_defaults(tmp_path: Path, generation: Any, cli: tuple[Any, ...]
     assert files.sampling_defaults("api") == SamplingDefaults(*api, max_tokens=None)
 
 
-@pytest.mark.parametrize("generation", [{"temperature": -1}, {"top_p": 0}, {"top_k": "many"}])
+@pytest.mark.parametrize(
+    "generation", [{"temperature": -1}, {"top_p": 0}, {"top_k": "many"}, {"repetition_penalty": 0}]
+)
 def test_impossible_defaults_name_the_file(tmp_path: Path, generation: dict[str, Any]) -> None:
     files = load_files(str(make_folder(tmp_path / "m", generation=generation)))
     with pytest.raises(CheckpointError, match=rf"generation_config\.json: {next(iter(generation))}="):
@@ -85,7 +92,7 @@ def test_gguf_file_is_converted_and_opened(tmp_path: Path, monkeypatch: pytest.M
     assert files.generation_config == {} and files.eos_ids == {0, 2}
     assert files.checkpoint.shapes.keys() == weights.keys()
     assert files.config["model_type"] == "llama" and files.tokenizer.has_chat_template
-    assert files.sampling_defaults("cli") == SamplingDefaults(0.0, 1.0, 0, 512)
+    assert files.sampling_defaults("cli") == SamplingDefaults(0.0, 1.0, 0, max_tokens=512)
 
 
 def test_damaged_config_is_named(tmp_path: Path) -> None:

@@ -95,15 +95,14 @@ class LoadedFiles:
         else:
             unsaid = 1.0 if front == "api" or given.get("do_sample") else 0.0
             temperature = given.get("temperature", unsaid)
-        top_p, top_k = given.get("top_p", 1.0), given.get("top_k", 0)
+        names = ("top_p", "top_k", "min_p", "repetition_penalty")
         try:
-            SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k)
+            params = SamplingParams(temperature=temperature, **{name: given[name] for name in names if name in given})
         except InvalidParameter as error:
             raise CheckpointError(f"{self.folder / 'generation_config.json'}: {error}") from error
+        filled = params.resolved(SamplingDefaults())
         return SamplingDefaults(
-            temperature=float(temperature),
-            top_p=float(top_p),
-            top_k=top_k,
+            **{name: getattr(filled, name) for name in ("temperature", *names)},
             max_tokens=_CLI_MAX_TOKENS if front == "cli" else None,
         )
 

@@ -127,7 +127,7 @@ def _bad_row(best: float, row: int, position: int) -> str:
 def _sample(tokens: Tokens, choice: Choice, row: RowContext) -> int | None:
     """The winner among the tokens that the filters leave, or None if a boundary is too close to call."""
     params = choice.params
-    if params.min_p > 0:
+    if params.min_p is not None and params.min_p > 0:
         tokens = _keep_min_p(tokens, params.min_p, row)
     if params.top_k is not None and 0 < params.top_k < tokens.values.size:
         tokens = tokens.take(top_indices(tokens.values, params.top_k))

@@ -101,7 +101,7 @@ def _survivors(
     """Ascending ids the filters leave (None: all) and their weights exp(s), or None if an edge is too close to call."""
     ids: Indices | None = None
     kept = values
-    if params.min_p > 0:
+    if params.min_p is not None and params.min_p > 0:
         ids = np.flatnonzero((values.astype(np.float64) - best) / temperature >= math.log(params.min_p))
         kept = values[ids]
     if params.top_k is not None and 0 < params.top_k < kept.size:

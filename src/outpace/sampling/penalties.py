@@ -23,7 +23,7 @@ class Penalties:
     """
 
     def __init__(self, params: SamplingParams, prompt_token_ids: Iterable[int]) -> None:
-        self._repetition = np.float32(params.repetition_penalty)
+        self._repetition = np.float32(1 if params.repetition_penalty is None else params.repetition_penalty)
         self._frequency = np.float32(params.frequency_penalty)
         self._presence = np.float32(params.presence_penalty)
         self._tally = _Tally(prompt_token_ids if self._repetition != 1 else ())

@@ -55,7 +55,7 @@ def survivors(logits: Sequence[float], params: SamplingParams) -> dict[int, floa
     best = max(logits)
     order = sorted((t for t, z in enumerate(logits) if z > -math.inf), key=lambda t: (-logits[t], t))
     scaled = {token: (logits[token] - best) / temperature for token in order}
-    if params.min_p > 0:
+    if params.min_p is not None and params.min_p > 0:
         bar = math.log(params.min_p)
         order = [token for token in order if scaled[token] >= bar]
     if top_k > 0:
@@ -145,7 +145,7 @@ def _penalised(
 ) -> np.float32:
     count = list(output_ids).count(token)
     if count or token in prompt_ids:
-        penalty = np.float32(params.repetition_penalty)
+        penalty = np.float32(1 if params.repetition_penalty is None else params.repetition_penalty)
         value = value / penalty if value > 0 else value * penalty
     value = value - np.float32(params.frequency_penalty) * np.float32(count)
     return value - np.float32(params.presence_penalty) if count else value
