@@ -228,6 +228,7 @@ def _position_limit(config: Any) -> int | None:
     rope = getattr(config, "rope_parameters", None) or {}
     for given in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
         if given.get("rope_type") == "longrope":
-            limit = given.get("original_max_position_embeddings") or limit
+            own: int | None = given.get("original_max_position_embeddings")
+            limit = min(filter(None, (limit, own)), default=None)
     # Beyond its positions "dynamic" turns all rows by the longest sequence in a pass; up to there it turns none.
     return limit

@@ -36,6 +36,7 @@ _PARTS = {"text_config", "vision_config", "audio_config"}
 _HARMLESS = {"dropout", "is_causal", "output_attentions", "position_ids", "cache_position", "use_cache"}
 _KNOWN = {"scaling", "sliding_window", "softcap", "s_aux"}
 _SAME = 1e-4  # distance of attention from the same float32 numbers
+_NEAR_ROWS = 96  # of masks, looked at one by one
 _FEWEST_ROWS, _STUDY_ROWS, _MOST_ROWS = 20, 72, 300
 
 
@@ -144,22 +145,22 @@ class Study:
     def _window(self, options: dict[str, Any]) -> int | None:
         """The window of a mask that transformers asks for; refuses one that is neither causal nor a window."""
         window, sees = options.get("local_size"), options["mask_function"]
-        size = window or 1
-        at = sorted(
-            {q for q in (0, 1, 2, 63, size - 1, size, 2 * size, 3 * size + 5, self._limit - 1) if 0 <= q < self._limit}
-        )
-        queries, slots = torch.tensor(at)[:, None], torch.arange(max(at) + 2)[None]
-        wanted = (slots <= queries) & (slots > queries - (window or self._limit))
-        zero = torch.zeros((), dtype=torch.long)
-        try:
-            found = sees(zero, zero, queries, slots)
-        except (RuntimeError, IndexError, TypeError) as error:
-            raise UnsupportedModel(
-                f"{self._kind} is not possible: its attention mask cannot be read ({error})"
-            ) from error
-        if not torch.equal(found.expand_as(wanted), wanted):
-            shape = "not causal" if window is None else f"not a window of {window}"
-            raise UnsupportedModel(f"{self._kind} is not possible: its attention mask is {shape}")
+        size = min(window or 1, self._limit)
+        places = (size - 1, size, 2 * size, 3 * size + 5, self._limit - 1)
+        far = sorted({place for place in places if place < self._limit})
+        for queries in (torch.arange(min(_NEAR_ROWS, self._limit)), torch.tensor(far)):
+            queries, slots = queries[:, None], torch.arange(int(queries.max()) + 2)[None]
+            wanted = (slots <= queries) & (slots > queries - (self._limit if window is None else window))
+            zero = torch.zeros((), dtype=torch.long)
+            try:
+                found = sees(zero, zero, queries, slots)
+            except (RuntimeError, IndexError, TypeError) as error:
+                raise UnsupportedModel(
+                    f"{self._kind} is not possible: its attention mask cannot be read ({error})"
+                ) from error
+            if not torch.equal(found.expand_as(wanted), wanted):
+                shape = "not causal" if window is None else f"not a window of {window}"
+                raise UnsupportedModel(f"{self._kind} is not possible: its attention mask is {shape}")
         return window
 
 
