@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_against_eager"]
 
-_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
-"""Distance of a whole pass, to which rounding adds up from layer to layer."""
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.15, torch.bfloat16: 0.15}
+"""Distance of a whole pass, to which rounding adds up from layer to layer, and experts that it changes."""
 _ROUNDED = 0.5  # distance of logits that 8 bits a weight stay well within, and another text does not
 
 

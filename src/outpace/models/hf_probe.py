@@ -44,7 +44,7 @@ def refuse_by_config(model: PreTrainedModel) -> None:
     """Refuses what can be told from the config and the modules.
 
     Raises:
-        UnsupportedModel: an encoder beside the decoder, several parts, layers with a state, or weights elsewhere.
+        UnsupportedModel: an encoder beside the decoder, several parts, or layers with a state.
     """
     config, kind = model.config, model.config.model_type
     if getattr(config, "is_encoder_decoder", False):
@@ -54,11 +54,6 @@ def refuse_by_config(model: PreTrainedModel) -> None:
     parts = sorted(_PARTS.intersection(getattr(config, "sub_configs", {})))
     if parts:
         raise UnsupportedModel(f"{kind} is not possible: it is a model of several parts ({', '.join(parts)})")
-    devices = {str(weight.device) for weight in model.parameters()} - {"cpu"}
-    if devices:
-        raise UnsupportedModel(
-            f"{kind} on {', '.join(sorted(devices))} is not possible: outpace runs models on the CPU"
-        )
     layers = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
     strange = sorted(set(layers) - _POSSIBLE_LAYERS)
     stateful = [

@@ -28,12 +28,17 @@ class BorrowedModel:
         model: stays its owner's; nothing of it is changed but during `logits`.
 
     Raises:
-        UnsupportedModel: its forward cannot be told positions, or it is compiled.
+        UnsupportedModel: weights that are not on the CPU, a forward that cannot be told positions, or a compiled one.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.kind: str = model.config.model_type
+        devices = sorted({str(weight.device) for weight in model.parameters()} - {"cpu"})
+        if devices:
+            raise UnsupportedModel(
+                f"{self.kind} on {', '.join(devices)} is not possible: outpace runs models on the CPU"
+            )
         parameters = inspect.signature(model.forward).parameters
         if "position_ids" not in parameters:
             raise UnsupportedModel(
