@@ -1,0 +1,5 @@
+"""The server: OpenAI's HTTP interface over `AsyncLLM`. Importing this package brings neither torch nor a web framework."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
