@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,31 +20,27 @@ from outpace.drafters.early_exit import EarlyExitDrafter
 from outpace.drafters.exit_probe import SAMPLE_TEXT, probe_exits
 from outpace.drafters.ngram import NgramDrafter
 from outpace.engine.engine import Engine
-from outpace.errors import InvalidParameter, OutOfMemory
+from outpace.errors import InvalidParameter, OutOfMemory, UnsupportedModel
 from outpace.kv.cache import KvCache
 from outpace.models.adapter import BlockAdapter, open_adapter
 from outpace.models.bandwidth import read_bytes_per_second
-from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
 from outpace.models.files import format_bytes
-from outpace.models.load import LoadedFiles, available_bytes, estimate_bytes, load_files, require_fit
+from outpace.models.load import LoadedFiles, available_bytes, require_fit
 from outpace.models.native.library import prepare
-from outpace.models.precision import Precision
-from outpace.models.probe import ProbeReport, probe_rows, same_bits
-from outpace.models.selection import precision_notes, select_precision
+from outpace.models.probe import ProbeReport
 from outpace.models.threads import ThreadGovernor, usable_cores
 from outpace.models.tokenizer import Tokenizer, check_same_vocabulary
 from outpace.models.vocabulary import ModelVocabulary
 from outpace.params import SamplingDefaults
 from outpace.protocols import Drafter
 from outpace.sampling.grammar import GrammarCompiler
+from outpace.source import Notify, Progress, Source, probe_target, same_target_bits
+
+if TYPE_CHECKING:
+    from outpace.models.hf import TransformersModel
 
 __all__ = ["Built", "Notify", "Progress", "build"]
-
-Notify = Callable[[str], None]
-"""Takes a line for people: what is being done, or what was found."""
-Progress = Callable[[str, int, int], None]
-"""Takes (what, done, total) of a long step."""
 
 _MOST_POSITIONS = 32768
 """Context unless max_model_len asks for more."""
@@ -109,46 +105,10 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """A model's files, checked, before any weight is loaded."""
-
-    files: LoadedFiles
-    shape: DecoderConfig
-    precision: Precision
-    num_bytes: int
-    """Memory it will take."""
-
-    @classmethod
-    def open(cls, name: str, config: EngineConfig, notify: Notify) -> _Source:
-        files = load_files(
-            name, allow_pickle=config.allow_pickle, trust_remote_code=config.trust_remote_code, notify=notify
-        )
-        shape = files.checked_shape()
-        precision = select_precision(config, files.checkpoint)
-        for note in precision_notes(files.label, files.checkpoint, precision):
-            notify(note)
-        return cls(files, shape, precision, estimate_bytes(files.checkpoint, precision))
-
-    def cache_bytes(self, config: EngineConfig) -> int:
-        """Memory of the cache asked for; 0 if it is to take what is free."""
-        return (config.cache_tokens or 0) * self.shape.cache_bytes_per_token
-
-    def load(self, config: EngineConfig, max_model_len: int | None, progress: Progress) -> Decoder:
-        return Decoder(
-            self.shape,
-            self.files.checkpoint,
-            precision=self.precision,
-            vocab_size=self.files.tokenizer.vocab_size,
-            max_model_len=max_model_len,
-            progress=lambda done, total: progress(f"loading {self.files.label}", done, total),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class _Parts:
     """What a drafter may need to be made."""
 
-    target: Decoder
+    target: Decoder | TransformersModel
     cache: KvCache
     tokenizer: Tokenizer
     max_model_len: int
@@ -195,21 +155,21 @@ def build(
     governor = _set_threads(config)
     if config.kernels != "torch":
         prepare(notify)
-    source = _Source.open(config.model, config, notify)
+    source = Source.open(config.model, config, notify)
     files = source.files
     defaults = files.sampling_defaults(front)
     require_fit(files.label, source.num_bytes, source.cache_bytes(config))
     makers = {item.method: _PLANNERS[item.method](item, source, config, notify) for item in wanted}
-    parameters = files.num_parameters(source.shape)
+    parameters = source.num_parameters
     linear = source.precision.describe()
     notify(_model_text(files.label, parameters, linear))
     target = source.load(config, config.max_model_len, progress)
-    max_rows = _cache_rows(config, target)
+    max_rows = _cache_rows(config, target, source.cache_bytes_per_token)
     max_model_len = min(target.max_model_len, config.max_model_len or _MOST_POSITIONS, max_rows)
     cache = target.new_cache(config.max_num_seqs, max_model_len, max_rows)
-    probe = probe_rows(target, lambda done, total: progress("checking that rows are independent", done, total))
+    probe = probe_target(target, progress)
     if governor is not None:
-        governor.trust(lambda threads: same_bits(target, probe))
+        governor.trust(lambda threads: same_target_bits(target, probe))
     parts = _Parts(target, cache, files.tokenizer, max_model_len, max_rows, notify, progress)
     drafters: dict[str, Drafter] = {}
     resolved: list[SpeculativeConfig] = []
@@ -267,11 +227,11 @@ def _do_nothing() -> None:
     """Stands where no governor is wanted."""
 
 
-def _cache_rows(config: EngineConfig, target: Decoder) -> int:
+def _cache_rows(config: EngineConfig, target: Decoder | TransformersModel, per_row: int) -> int:
     """Rows the cache may hold: as asked, else full lanes or half of the free memory, whichever is less."""
     if config.cache_tokens is not None:
         return config.cache_tokens
-    per_row, free = target.config.cache_bytes_per_token, available_bytes()
+    free = available_bytes()
     full = config.max_num_seqs * min(target.max_model_len, config.max_model_len or _MOST_POSITIONS)
     if free is None:
         return full
@@ -304,17 +264,17 @@ def _no_progress(what: str, done: int, total: int) -> None:
 # The drafters.
 
 
-def _plan_ngram(item: SpeculativeConfig, target: _Source, config: EngineConfig, notify: Notify) -> _Maker:
+def _plan_ngram(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
     shortest = item.prompt_lookup_min
     assert shortest is not None
     return lambda parts: (NgramDrafter(shortest, item.prompt_lookup_max), item)
 
 
-def _plan_draft_model(item: SpeculativeConfig, target: _Source, config: EngineConfig, notify: Notify) -> _Maker:
+def _plan_draft_model(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
     assert item.model is not None
     if item.quantization is not None:
         config = replace(config, quantization=item.quantization, dtype="auto")
-    source = _Source.open(item.model, config, notify)
+    source = Source.open(item.model, config, notify)
     check_same_vocabulary(target.files.tokenizer, source.files.tokenizer)
     require_fit(
         f"{target.files.label} with {source.files.label}",
@@ -331,7 +291,12 @@ def _plan_draft_model(item: SpeculativeConfig, target: _Source, config: EngineCo
     return make
 
 
-def _plan_early_exit(item: SpeculativeConfig, target: _Source, config: EngineConfig, notify: Notify) -> _Maker:
+def _plan_early_exit(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
+    if target.shape is None:
+        raise UnsupportedModel(
+            f"method='early_exit' is not possible with {target.files.label}: it runs on transformers' layers, which "
+            "cannot be left in the middle; possible: ngram or draft_model"
+        )
     most = target.shape.num_layers - 1
     if most < 1:
         raise InvalidParameter("method='early_exit' is not possible: the model has only one layer")
@@ -340,6 +305,7 @@ def _plan_early_exit(item: SpeculativeConfig, target: _Source, config: EngineCon
     files = None if item.adapter is None else open_adapter(item.adapter, target.shape, item.exit_layer)
 
     def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
+        assert isinstance(parts.target, Decoder)
         adapter, exit_layer, num_tokens = None, item.exit_layer, item.num_speculative_tokens
         if files is not None:
             exit_layer = files.exit_layer
@@ -361,6 +327,7 @@ def _plan_early_exit(item: SpeculativeConfig, target: _Source, config: EngineCon
 
 def _probed_exit(parts: _Parts, num_tokens: int) -> tuple[int, int]:
     """Exit and draft length with the best prediction; says so, and says when none pays."""
+    assert isinstance(parts.target, Decoder)
     ids = parts.tokenizer.encode(SAMPLE_TEXT)[: parts.max_model_len - 1]
     best = probe_exits(parts.target, parts.cache, ids, most_tokens=max(1, num_tokens))
     found = (
@@ -373,7 +340,7 @@ def _probed_exit(parts: _Parts, num_tokens: int) -> tuple[int, int]:
     return best.exit_layer, min(num_tokens, best.num_speculative_tokens)
 
 
-_PLANNERS: Mapping[str, Callable[[SpeculativeConfig, _Source, EngineConfig, Notify], _Maker]] = {
+_PLANNERS: Mapping[str, Callable[[SpeculativeConfig, Source, EngineConfig, Notify], _Maker]] = {
     "ngram": _plan_ngram,
     "draft_model": _plan_draft_model,
     "early_exit": _plan_early_exit,

@@ -150,8 +150,10 @@ def test_what_cannot_be_asked_for():
     with pytest.raises(InvalidParameter, match="quantization='int8' is not possible here"):
         TransformersModel(owner, precision=Precision("int8", kernels="torch"), pack=False)
     if why_unavailable() is None:
-        with pytest.raises(InvalidParameter, match=r"quantization='int4'.*possible: none or int8"):
+        with pytest.raises(InvalidParameter, match=r"quantization='int4'.*possible: none, int8"):
             TransformersModel(owner, precision=Precision("int4"))
+        with pytest.raises(InvalidParameter, match="dtype='float16' is not possible for a model in memory"):
+            TransformersModel(owner, precision=Precision(dtype="float16"))
     model = TransformersModel(owner)
     asks_for_states = pack_of((0, 0, IDS), aux_layers=(1,))
     with pytest.raises(UnsupportedModel, match="cannot be left or entered in the middle"):

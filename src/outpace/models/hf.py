@@ -21,7 +21,7 @@ from outpace.models.files import format_bytes
 from outpace.models.hf_attention import RUN, PackAttention, listening
 from outpace.models.hf_check import check_against_eager
 from outpace.models.hf_probe import refuse_by_config, study
-from outpace.models.hf_rows import RowProducts, can_pack
+from outpace.models.hf_rows import RowProducts, can_pack, require_possible
 from outpace.models.hf_session import BorrowedModel
 from outpace.models.memory import RESERVE_BYTES, available_bytes
 from outpace.models.native.library import why_unavailable
@@ -190,10 +190,10 @@ class TransformersModel:
 
 def _may_pack(model: PreTrainedModel, precision: Precision, wanted: bool | None) -> bool:
     """Whether packed copies are made; refuses what cannot be."""
-    if precision.quantization not in ("none", "int8") or precision.dtype != "auto":
+    require_possible(precision)
+    if precision.dtype != "auto":
         raise InvalidParameter(
-            f"quantization={precision.quantization!r} with dtype={precision.dtype!r} is not possible on transformers' "
-            "layers; possible: none or int8, with dtype='auto'"
+            f"dtype={precision.dtype!r} is not possible for a model in memory, whose weights have their type; use 'auto'"
         )
     dtypes = {weight.dtype for weight in model.parameters()}
     kernels = any(can_pack(precision, dtype) for dtype in dtypes)

@@ -14,6 +14,7 @@ from transformers.utils import logging
 from outpace.errors import CheckpointError, UnsupportedModel
 from outpace.models.hf import TransformersModel
 from outpace.models.hf_probe import refuse_by_config
+from outpace.models.hf_rows import require_possible
 from outpace.models.load import LoadedFiles
 from outpace.models.precision import Precision
 
@@ -68,7 +69,12 @@ class TransformersFiles:
         )
 
     def estimate_bytes(self, precision: Precision) -> int:
-        """Memory that loading takes: the weights as stored, and packed copies of them beside them."""
+        """Memory that loading takes: the weights as stored, and packed copies of them beside them.
+
+        Raises:
+            InvalidParameter: a precision that products of these models are not computed in.
+        """
+        require_possible(precision)
         stored = max((dtype.itemsize for dtype in self.files.checkpoint.dtypes.values()), default=4)
         if precision.dtype != "auto":
             stored = getattr(torch, precision.dtype).itemsize

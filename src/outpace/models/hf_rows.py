@@ -21,11 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from outpace.errors import InvalidParameter
 from outpace.models.linear import Linear, PlainLinear, pack_linear
 from outpace.models.native.linear import NativeLinear
 from outpace.models.precision import Precision
 
-__all__ = ["RowProducts", "can_pack"]
+__all__ = ["RowProducts", "can_pack", "require_possible"]
 
 _VECTOR = 32
 """Numbers that torch's elementwise kernels take at a time, at most."""
@@ -38,6 +39,14 @@ _CURVES = frozenset(
         *(torch.Tensor.cos, torch.Tensor.sin, torch.Tensor.log, torch.Tensor.expm1, torch.Tensor.log1p),
     }
 )
+
+
+def require_possible(precision: Precision) -> None:
+    """Raises InvalidParameter for weights in a precision that products here are not computed in."""
+    if precision.quantization not in ("none", "int8"):
+        raise InvalidParameter(
+            f"quantization={precision.quantization!r} is not possible on transformers' layers; possible: none, int8"
+        )
 
 
 def can_pack(precision: Precision, dtype: torch.dtype) -> bool:
