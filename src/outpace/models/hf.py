@@ -193,7 +193,7 @@ def _may_pack(model: PreTrainedModel, precision: Precision, wanted: bool | None)
     require_possible(precision)
     if precision.dtype != "auto":
         raise InvalidParameter(
-            f"dtype={precision.dtype!r} is not possible for a model in memory, whose weights have their type; use 'auto'"
+            f"dtype={precision.dtype!r} is not possible for a model in memory, whose weights have a type; use 'auto'"
         )
     dtypes = {weight.dtype for weight in model.parameters()}
     kernels = any(can_pack(precision, dtype) for dtype in dtypes)
