@@ -185,6 +185,9 @@ def build(
         max_model_len=max_model_len,
         num_speculative_tokens={item.method: item.num_speculative_tokens for item in resolved},
         verification={item.method: item.rejection_sample_method for item in resolved},
+        disable_by_batch_size={
+            item.method: item.disable_by_batch_size for item in resolved if item.disable_by_batch_size is not None
+        },
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         weight_bytes=target.weight_bytes,

@@ -68,6 +68,9 @@ class SpeculativeConfig:
         "how sampled drafts are verified: coupled (the text of a seed never changes), or standard or block (rejection "
         "sampling: the same distribution, not the same text per seed)",
     )
+    disable_by_batch_size: int | None = _option(
+        None, "no drafts in steps in which more requests than this are running; None: always drafts"
+    )
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
@@ -80,6 +83,8 @@ class SpeculativeConfig:
         put("prompt_lookup_min", _count("prompt_lookup_min", shortest, self.prompt_lookup_max))
         if self.exit_layer is not None:
             put("exit_layer", _count("exit_layer", self.exit_layer))
+        if self.disable_by_batch_size is not None:
+            put("disable_by_batch_size", _count("disable_by_batch_size", self.disable_by_batch_size))
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise InvalidParameter(
                 f"quantization={self.quantization!r} is not known; possible: {', '.join(QUANTIZATIONS)}"

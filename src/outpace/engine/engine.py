@@ -48,6 +48,8 @@ class Engine:
         num_speculative_tokens: per drafter name, most draft tokens a step unless the request says less or more.
         verification: per drafter name, the rule its drafts are verified by: "coupled" (also where none is named),
             "standard" or "block".
+        disable_by_batch_size: per drafter name, most running requests beside which it is asked; no limit where none
+            is named.
         max_num_seqs: most requests side by side; further ones wait.
         max_num_batched_tokens: most rows a step.
         weight_bytes: memory of the target's weights, for the statistics.
@@ -65,6 +67,7 @@ class Engine:
         max_model_len: int,
         num_speculative_tokens: Mapping[str, int],
         verification: Mapping[str, str] | None = None,
+        disable_by_batch_size: Mapping[str, int] | None = None,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
         weight_bytes: int = 0,
@@ -82,7 +85,12 @@ class Engine:
         )
         self._weight_bytes = weight_bytes
         self._before_step = before_step
-        self._scheduler = Scheduler(cache, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self._scheduler = Scheduler(
+            cache,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            disable_by_batch_size=disable_by_batch_size or {},
+        )
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
         self._seconds: dict[str, float] = {}

@@ -10,7 +10,9 @@ Rows are reserved here, before anything is drafted, so a draft that was made is 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from outpace.engine.request import Request
 from outpace.protocols import Cache
@@ -62,13 +64,22 @@ class Scheduler:
         cache: the target's cache.
         max_num_seqs: most requests side by side.
         max_num_batched_tokens: most rows a step; must exceed max_num_seqs so that prefill always advances.
+        disable_by_batch_size: per drafter name, most running requests beside which drafts are made.
     """
 
-    def __init__(self, cache: Cache, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        disable_by_batch_size: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         assert max_num_batched_tokens > max_num_seqs >= 1, (max_num_batched_tokens, max_num_seqs)
         self._cache = cache
         self._max_num_seqs = max_num_seqs
         self._max_rows = max_num_batched_tokens
+        self._disable_by_batch_size = disable_by_batch_size
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of arrival
 
@@ -133,6 +144,8 @@ class Scheduler:
         if request.drafter is None or num_tokens < request.num_uncomputed:
             return 0
         if not request.drafts_before_first_token and (num_tokens > 1 or not request.num_output_tokens):
+            return 0
+        if len(self.running) > self._disable_by_batch_size.get(request.drafter, len(self.running)):
             return 0
         return min(request.num_speculative_tokens, request.max_total_tokens - len(request.token_ids) - 1)
 
