@@ -27,10 +27,9 @@ class ServerSettings:
         tool_call_parser: format of the model's tool calls; None recognises it by the chat template.
         reasoning_parser: format of the model's reasoning; None recognises it by the chat template.
         drain_seconds: how long running requests may go on after the signal to stop, in seconds.
-        disable_by_batch_size: no drafts while more requests than this are running; None for always drafts.
         root_path: prefix under which a proxy shows the server.
         log_requests: one line in the log for every HTTP request.
-        generation_config: "auto" takes sampling defaults from the model, "none" neutral ones.
+        generation_config: "auto" takes sampling defaults from the model, "vllm" neutral ones.
         override_generation_config: {field of `SamplingDefaults`: value}, above either.
     """
 
@@ -47,7 +46,6 @@ class ServerSettings:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     drain_seconds: float = 30.0
-    disable_by_batch_size: int | None = None
     root_path: str = ""
     log_requests: bool = False
     generation_config: str = "auto"
