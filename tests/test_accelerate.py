@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,27 @@ def test_call_beats_given_config_beats_model() -> None:
             assert torch.equal(found, expected)
     finally:
         model.generation_config = own
+
+
+def test_none_switches_a_setting_of_the_model_off() -> None:
+    model = copy.deepcopy(tiny_model())
+    model.generation_config.eos_token_id = plain_token(0, 3)
+    model.generation_config.repetition_penalty = 1.8
+    fast, prompts = outpace.accelerate(model), padded_batch()
+    for off in ({}, {"eos_token_id": None}, {"repetition_penalty": None}):
+        found = fast.generate(**prompts, max_new_tokens=20, **off)
+        assert torch.equal(found, model.generate(**prompts, max_new_tokens=20, **off)), off
+
+
+def test_threads_may_change_between_calls() -> None:
+    fast, prompts, threads = accelerated(), padded_batch(), torch.get_num_threads()
+    expected = fast.generate(**prompts, max_new_tokens=20)
+    try:
+        torch.set_num_threads(threads + 1)
+        assert torch.equal(fast.generate(**prompts, max_new_tokens=20), expected)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(fast.generate(**prompts, max_new_tokens=20), expected)
 
 
 def test_prompts_in_every_form() -> None:

@@ -20,6 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top_k and top_p": {"temperature": 1.7, "top_k": 9, "top_p": 0.9},
     "min_p": {"temperature": 2.0, "top_k": 0, "min_p": 0.05},
     "min_p behind top_p": {"temperature": 2.0, "top_k": 30, "top_p": 0.9, "min_p": 0.1},
+    "top_p of 0": {"temperature": 2.0, "top_k": 0, "top_p": 0.0},
     "typical_p": {"temperature": 1.5, "top_k": 0, "typical_p": 0.7},
     "epsilon_cutoff": {"temperature": 1.5, "top_k": 0, "epsilon_cutoff": 0.01},
     "eta_cutoff": {"temperature": 1.5, "top_k": 0, "eta_cutoff": 0.01},
@@ -43,7 +44,7 @@ def _first_token_law(prompt: torch.Tensor, arguments: dict[str, Any]) -> list[fl
 def test_law_of_a_token_is_that_of_transformers(name: str) -> None:
     prompt = padded_batch()["input_ids"][:1]
     law = _first_token_law(prompt, SETTINGS[name])
-    assert max(law) < 0.95, "a law without doubt tests nothing"
+    assert max(law) < 0.95 or name == "top_p of 0", "a law without doubt tests nothing"
     found = accelerated().generate(
         prompt, max_new_tokens=1, do_sample=True, num_return_sequences=SAMPLES, seed=5, **SETTINGS[name]
     )

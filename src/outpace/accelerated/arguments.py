@@ -8,7 +8,6 @@ functions are not part of its public interface, so all uses of them are here and
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from typing import Any
 import torch
 import transformers
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from outpace.accelerated.division import divide_criteria, divide_sampling, for_one, speculation_of
 from outpace.accelerated.prompts import read_padding, read_prompts
 from outpace.accelerated.refusals import check_call, check_config, check_leftovers
 from outpace.checks import check_integer
@@ -36,16 +35,6 @@ _NEEDED = (
     "_get_logits_processor",
     "_get_stopping_criteria",
 )
-
-_BEHIND_TOP_P: Mapping[str, tuple[Any, ...]] = {
-    "top_h": (None,),
-    "min_p": (None,),
-    "typical_p": (None, 1),
-    "epsilon_cutoff": (None, 0),
-    "eta_cutoff": (None, 0),
-    "watermarking_config": (None,),
-}
-"""Settings of sampling that transformers applies beside or after top_p, and the values that switch them off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +138,8 @@ def read_call(
     Args:
         model: the wrapped model.
         tokenizer: stands in where the call gives none.
-        arguments: everything the caller gave, by name, None where nothing was given.
+        arguments: what the caller gave, by name. A setting that is None is switched off, an argument that is None
+            was not given.
         vocab_size: width of the model's logits.
         methods: loaded drafters.
 
@@ -157,13 +147,9 @@ def read_call(
         InvalidParameter: an argument that is impossible, unknown or cannot be honoured; names it.
         InvalidPrompt: prompts of a kind, shape or padding that cannot be continued.
     """
-    given = check_call({name: value for name, value in arguments.items() if value is not None})
+    given = check_call(arguments)
     named = {name: given.pop(name, None) for name in _NAMED}
-    seed = (
-        None
-        if named["seed"] is None
-        else check_integer("seed", named["seed"], low=-(2**63), high=2**64 - 1, text="a 64-bit integer")
-    )
+    seed = _checked_seed(named["seed"])
     with _errors_named():
         config, leftovers, default_lengths = _combine(model, named["generation_config"], given)
         check_config(config, model.generation_config)
@@ -173,13 +159,15 @@ def read_call(
         mask, padding = read_padding(model, config, input_ids, attention_mask)
         _set_lengths(model, config, input_ids, default_lengths)
         criteria = model._get_stopping_criteria(
-            config, named["stopping_criteria"] or StoppingCriteriaList(), named["tokenizer"] or tokenizer
+            config,
+            StoppingCriteriaList(named["stopping_criteria"] or ()),
+            tokenizer if named["tokenizer"] is None else named["tokenizer"],
         )
         processors = LogitsProcessorList(named["logits_processor"] or ())
         # Transformers looks at most values where it makes logits processors of them.
-        _make_processors(model, _for_one(config), input_ids[:1], None, processors, named["prefix_allowed_tokens_fn"])
-    filtered, sampling = _sampling(config, seed)
-    rest, max_length, stop_ids = _split(criteria, vocab_size)
+        _make_processors(model, for_one(config), input_ids[:1], None, processors, named["prefix_allowed_tokens_fn"])
+    filtered, sampling = divide_sampling(config, seed)
+    rest, max_length, stop_ids = divide_criteria(criteria, vocab_size)
     copies = config.num_return_sequences or 1
     if named["streamer"] is not None and input_ids.shape[0] * copies > 1:
         raise InvalidParameter(
@@ -198,7 +186,7 @@ def read_call(
         pad_id=None if config._pad_token_tensor is None else int(config._pad_token_tensor),
         criteria=rest,
         sampling=sampling,
-        speculation=_speculation(config, methods),
+        speculation=speculation_of(config, methods),
         filtered=filtered,
         processors=processors,
         prefix_function=named["prefix_allowed_tokens_fn"],
@@ -217,6 +205,12 @@ _NAMED = (
     "seed",
 )
 """Arguments that are neither settings of a generation config nor the prompt by its own name."""
+
+
+def _checked_seed(seed: Any) -> int | None:
+    if seed is None:
+        return None
+    return check_integer("seed", seed, low=-(2**63), high=2**64 - 1, text="a 64-bit integer")
 
 
 @contextmanager
@@ -263,37 +257,6 @@ def _set_lengths(
     model._validate_generated_length(config, input_ids.shape[1], default_lengths[0])
 
 
-def _split(criteria: StoppingCriteriaList, vocab_size: int) -> tuple[StoppingCriteriaList, int, frozenset[int]]:
-    """Lengths and ids, which the engine looks at itself, apart from the criteria that have to be asked."""
-    max_length = min(item.max_length for item in criteria if type(item) is MaxLengthCriteria)
-    ends = [item.eos_token_id for item in criteria if type(item) is EosTokenCriteria]
-    stop_ids = frozenset(token for tensor in ends for token in tensor.tolist() if 0 <= token < vocab_size)
-    rest = [item for item in criteria if type(item) not in (MaxLengthCriteria, EosTokenCriteria)]
-    return StoppingCriteriaList(rest), max_length, stop_ids
-
-
-def _sampling(config: GenerationConfig, seed: int | None) -> tuple[GenerationConfig, SamplingParams]:
-    """Divides the work between transformers' logits processors and the engine's own filters.
-
-    The engine does temperature and top_p, which it does without sorting the vocabulary, unless something comes after
-    top_p or the processed scores are wanted. top_k stays with transformers: it keeps every token that ties with the
-    k-th, which happens with logits of 16 bits.
-    """
-    filtered = _for_one(config)
-    if not config.do_sample:
-        return filtered, SamplingParams(temperature=0.0)
-    if seed is None:
-        seed = int(torch.randint(2**63 - 1, ()))
-    plain = all(getattr(config, name, None) in off for name, off in _BEHIND_TOP_P.items())
-    if not plain or (config.return_dict_in_generate and config.output_scores):
-        return filtered, SamplingParams(temperature=1.0, top_p=1.0, top_k=0, seed=seed)
-    filtered.temperature, filtered.top_p = 1.0, 1.0
-    temperature, top_p = config.temperature, config.top_p
-    return filtered, SamplingParams(
-        temperature=1.0 if temperature is None else temperature, top_p=1.0 if top_p is None else top_p, seed=seed
-    )
-
-
 def _make_processors(
     model: PreTrainedModel,
     config: GenerationConfig,
@@ -312,22 +275,3 @@ def _make_processors(
         device="cpu",
         model_kwargs={"attention_mask": mask},
     )
-
-
-def _for_one(config: GenerationConfig) -> GenerationConfig:
-    """The settings of one sequence alone."""
-    alone = copy.copy(config)
-    alone.num_return_sequences = 1
-    return alone
-
-
-def _speculation(config: GenerationConfig, methods: Collection[str]) -> SpeculationParams:
-    count = config.prompt_lookup_num_tokens
-    if count is None:
-        return SpeculationParams()
-    if "ngram" not in methods:
-        raise InvalidParameter(
-            f"prompt_lookup_num_tokens={count!r} is not possible: this model was accelerated without prompt lookup; "
-            "call accelerate with speculative_config='ngram'"
-        )
-    return SpeculationParams(method="ngram", num_speculative_tokens=count)

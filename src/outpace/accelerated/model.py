@@ -20,6 +20,7 @@ from outpace.accelerated.rows import Row, run_rows
 from outpace.config import EngineConfig
 from outpace.engine.outputs import RequestStats
 from outpace.errors import InvalidParameter, OutpaceError, UnsupportedModel
+from outpace.models.hf_bits import probe_rows
 
 __all__ = ["AcceleratedModel", "accelerate"]
 
@@ -72,6 +73,7 @@ class AcceleratedModel:
             "last_stats": [],
             "_tokenizer": tokenizer,
             "_parts": parts,
+            "_threads": torch.get_num_threads(),
             "_lock": threading.RLock(),
             "_busy": False,
         }
@@ -83,6 +85,7 @@ class AcceleratedModel:
     """What speculation did in the last call, sequence by sequence."""
     _tokenizer: Any
     _parts: Assembled
+    _threads: int
     _lock: threading.RLock
     _busy: bool
 
@@ -171,6 +174,9 @@ class AcceleratedModel:
         call = read_call(model, self._tokenizer, arguments, vocab_size=parts.target.vocab_size, methods=parts.methods)
         assert parts.config.max_model_len is not None
         _check_room(call, parts.config.max_model_len)
+        if torch.get_num_threads() != self._threads:  # bits of rows were looked at with another number
+            probe_rows(parts.target)
+            self.__dict__["_threads"] = torch.get_num_threads()
         rows = run_rows(parts.engine, call)
         self.__dict__["last_stats"] = [row.request.stats for row in rows]
         sequences = _sequences(call, rows)
