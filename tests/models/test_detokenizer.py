@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -73,9 +74,11 @@ TINY = {name: Tokenizer(make()) for name, make in MAKERS.items()}
 TOKENIZERS = {**TINY, **CRAFTED}
 
 
-def pushed(tokenizer: Tokenizer, ids: list[int], skip: bool, tight: bool = False) -> list[str]:
-    """What every id brings, and what the end brings."""
-    detokenizer = tokenizer.detokenizer(skip_special_tokens=skip, spaces_between_special_tokens=not tight)
+def pushed(
+    tokenizer: Tokenizer, ids: list[int], skip: bool, tight: bool = False, after: Sequence[int] = ()
+) -> list[str]:
+    """What every id brings, and what the end brings; `after` is the prompt."""
+    detokenizer = tokenizer.detokenizer(skip, spaces_between_special_tokens=not tight, after=after)
     return [*(detokenizer.push(index) for index in ids), detokenizer.flush()]
 
 
@@ -256,9 +259,11 @@ def test_smollm2_any_text(smollm2_files: LoadedFiles, text: str) -> None:
     assert "".join(pushed(tokenizer, ids, False)) == tokenizer.decode(ids, False)
 
 
-def continued(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool = True) -> str:
-    detokenizer = tokenizer.detokenizer(skip, after=prompt)
-    return "".join([*(detokenizer.push(token) for token in output), detokenizer.flush()])
+# --- behind a prompt
+
+
+def continued(tokenizer: Tokenizer, prompt: list[int], output: list[int]) -> str:
+    return "".join(pushed(tokenizer, output, skip=True, after=prompt))
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

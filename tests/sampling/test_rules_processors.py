@@ -172,16 +172,9 @@ def poison(value: float) -> Any:
         (lambda ids, logits: logits.int(), "<lambda>", "torch.int32"),
         (lambda ids, logits: logits.to("meta"), "<lambda>", "NotImplementedError"),
         (lambda ids, logits: (logits + 1).to_sparse(), "<lambda>", "TypeError"),
-        (lambda ids, logits, *, key: logits, None, None),
     ],
 )
-def test_failures_name_the_processor_the_error_and_the_position(
-    function: Any, name: str | None, problem: str | None
-) -> None:
-    if name is None:
-        with pytest.raises(ValueError, match="logits_processors"):
-            SamplingParams(logits_processors=[function])
-        return
+def test_failures_name_the_processor_the_error_and_the_position(function: Any, name: str, problem: str) -> None:
     rules = with_processors(function)
     with pytest.raises(OutpaceError, match=rf"{name} failed at position 7: .*{problem}") as caught:
         rules(zeros(), [6, 6])
