@@ -23,6 +23,9 @@ from outpace.errors import (
     ModelNotFound,
     OutOfMemory,
     OutpaceError,
+    QueueFull,
+    RequestFailed,
+    Unavailable,
     UnsupportedModel,
     VocabularyMismatch,
 )
@@ -31,12 +34,14 @@ from outpace.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from outpace.accelerated.model import AcceleratedModel, accelerate
+    from outpace.async_llm import AsyncLLM
     from outpace.engine.outputs import CompletionOutput, Logprob, Piece, RequestOutput, RequestStats, StreamChunk
     from outpace.llm import LLM
 
 __all__ = [
     "LLM",
     "AcceleratedModel",
+    "AsyncLLM",
     "BadInput",
     "CheckpointError",
     "CompletionOutput",
@@ -48,6 +53,8 @@ __all__ = [
     "OutOfMemory",
     "OutpaceError",
     "Piece",
+    "QueueFull",
+    "RequestFailed",
     "RequestOutput",
     "RequestStats",
     "SamplingParams",
@@ -55,6 +62,7 @@ __all__ = [
     "SpeculativeConfig",
     "StreamChunk",
     "StructuredOutputs",
+    "Unavailable",
     "UnsupportedModel",
     "VocabularyMismatch",
     "__version__",
@@ -64,6 +72,7 @@ __all__ = [
 _LAZY = {
     "LLM": "outpace.llm",
     "AcceleratedModel": "outpace.accelerated.model",
+    "AsyncLLM": "outpace.async_llm",
     "accelerate": "outpace.accelerated.model",
     "CompletionOutput": "outpace.engine.outputs",
     "Logprob": "outpace.engine.outputs",

@@ -8,7 +8,10 @@
     │   └── VocabularyMismatch  the draft model's vocabulary is not the target's
     ├── CheckpointError       weights that are damaged, incomplete or not what the config says
     ├── UnsupportedModel      an architecture or feature that outpace does not run
-    └── OutOfMemory           the model or its cache would not fit
+    ├── OutOfMemory           the model or its cache would not fit
+    ├── QueueFull             HTTP 429: too many requests wait already; has `retry_after`
+    ├── Unavailable           HTTP 503: no requests are taken: not started, draining, closed, or stopped by a fault
+    └── RequestFailed         HTTP 500: this request failed inside the engine; the others were not touched
 
 Every message names the value, the limit and what would work, in one or two lines.
 """
@@ -23,6 +26,9 @@ __all__ = [
     "ModelNotFound",
     "OutOfMemory",
     "OutpaceError",
+    "QueueFull",
+    "RequestFailed",
+    "Unavailable",
     "UnsupportedModel",
     "VocabularyMismatch",
 ]
@@ -66,3 +72,24 @@ class UnsupportedModel(OutpaceError):
 
 class OutOfMemory(OutpaceError):
     """The model or its cache would not fit into this machine's memory."""
+
+
+class QueueFull(OutpaceError):
+    """Too many requests wait already: ask again later.
+
+    Args:
+        message: for people.
+        retry_after: seconds after which a place may be free, an estimate.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unavailable(OutpaceError):
+    """No requests are taken: the engine was not started, is being drained, is closed, or was stopped by a fault."""
+
+
+class RequestFailed(OutpaceError):
+    """This request failed inside the engine, or ended because the engine did."""

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
-from numbers import Integral
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from outpace.build import Built, Notify, Progress, build
 from outpace.config import EngineConfig, SpeculativeConfig
-from outpace.engine.outputs import RequestOutput, RequestStats, StepOutput, StreamChunk
+from outpace.engine.outputs import RequestOutput, StepOutput, StreamChunk
 from outpace.engine.request import Request
 from outpace.errors import InvalidParameter, InvalidPrompt, OutpaceError
 from outpace.params import SamplingParams, SpeculationParams
+from outpace.prompts import Messages, Prompt, as_prompts, encode_prompt, is_conversation, prepare_choices
 
 __all__ = ["LLM", "Messages", "Prompt"]
-
-Messages = Sequence[Mapping[str, Any]]
-"""A conversation in the OpenAI form: [{"role": "user", "content": "..."}, ...]."""
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
 
 
 class LLM:
@@ -88,7 +82,7 @@ class LLM:
             BadInput: a prompt or parameter is not possible; nothing is generated then.
             OutpaceError: a request failed inside the engine (a logits processor raised, say).
         """
-        many = _as_list(prompts)
+        many = as_prompts(prompts)
         each = _for_each(sampling_params, len(many))
         groups = [self._prepare(prompt, p, speculation) for prompt, p in zip(many, each, strict=True)]
         requests = [request for group in groups for request in group]
@@ -133,7 +127,7 @@ class LLM:
         Raises:
             BadInput: at once, before the first chunk is asked for.
         """
-        plain: Prompt = self.encode_chat(prompt) if _is_conversation(prompt) else prompt  # type: ignore[arg-type,assignment]
+        plain: Prompt = self.encode_chat(prompt) if is_conversation(prompt) else prompt  # type: ignore[arg-type,assignment]
         return self._stream(self._prepare(plain, sampling_params, speculation), plain)
 
     def encode_chat(self, messages: Messages) -> list[int]:
@@ -176,12 +170,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None, speculation: SpeculationParams | None
     ) -> list[Request]:
         """One for each of the n choices; they share a seed if one is given, and draw different noise from it."""
-        for value, kind in ((params, SamplingParams), (speculation, SpeculationParams)):
-            if value is not None and not isinstance(value, kind):
-                raise InvalidParameter(f"{value!r} is not possible: it must be {kind.__name__}")
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        resolved = (params or SamplingParams()).resolved(self._built.defaults)
-        return [self._engine.prepare(ids, resolved, speculation, number=number) for number in range(resolved.n)]
+        return prepare_choices(self._built, encode_prompt(self.tokenizer, prompt), params, speculation)
 
     def _submit(self, request: Request) -> None:
         self._mail[request.id] = deque()
@@ -219,32 +208,16 @@ class LLM:
                         if step.finish_reason:
                             del going_on[request.id]
                         if step.pieces or step.prefill or step.finish_reason:
-                            yield _chunk(step, request.number, None if going_on else self._take(group, prompt))
+                            output = None if going_on else self._take(group, prompt)
+                            yield StreamChunk.of(step, request.number, output, request.stop_reason)
         finally:
             for request in group:
                 self._drop(request.id)
 
     def _take(self, group: Sequence[Request], prompt: Prompt) -> RequestOutput:
         """The choices of one request, joined."""
-        parts = [self._engine.take(request.id) for request in group]
-        return replace(
-            parts[0],
-            prompt=prompt if isinstance(prompt, str) else None,
-            outputs=[part.outputs[0] for part in parts],
-            stats=RequestStats.joined([part.stats for part in parts]),
-        )
-
-
-def _chunk(step: StepOutput, index: int, output: RequestOutput | None) -> StreamChunk:
-    return StreamChunk(
-        text="".join(piece.text for piece in step.pieces),
-        token_ids=[piece.token_id for piece in step.pieces],
-        pieces=step.pieces,
-        prefill=step.prefill,
-        finished=step.finish_reason is not None,
-        output=output,
-        index=index,
-    )
+        choices = [self._engine.take(request.id) for request in group]
+        return RequestOutput.joined(choices, prompt if isinstance(prompt, str) else None)
 
 
 def _speculative_configs(value: Any) -> list[SpeculativeConfig]:
@@ -264,26 +237,6 @@ def _as_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several -> several. Token ids of one prompt are told by their first element."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
-        raise InvalidPrompt(f"the prompt {prompts!r} is not possible: give text, token ids, or a list of these")
-    items: list[Any] = list(prompts)
-    return [items] if items and isinstance(items[0], Integral) else items
-
-
-def _token_ids(prompt: Any) -> list[int]:
-    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
-        raise InvalidPrompt(f"the prompt {prompt!r} is not possible: give text or token ids")
-    ids = list(prompt)
-    wrong = next((item for item in ids if not isinstance(item, Integral) or isinstance(item, bool)), None)
-    if wrong is not None:
-        raise InvalidPrompt(f"the prompt has {wrong!r} among its token ids: they must be integers")
-    return [int(item) for item in ids]
-
-
 def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:
     """One for every prompt."""
     if not isinstance(params, (list, tuple)):
@@ -296,7 +249,3 @@ def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
 def _is_many(messages: Any) -> bool:
     """Several conversations rather than one: a list of lists."""
     return isinstance(messages, (list, tuple)) and len(messages) > 0 and isinstance(messages[0], (list, tuple))
-
-
-def _is_conversation(prompt: Prompt | Messages) -> bool:
-    return isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

@@ -7,7 +7,7 @@ bonus token included; `per_position[i]` = drafts whose token i was accepted / al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -196,6 +196,16 @@ class RequestOutput:
         """Text of the first choice."""
         return self.outputs[0].text
 
+    @classmethod
+    def joined(cls, choices: Sequence[RequestOutput], prompt: str | None) -> RequestOutput:
+        """Of the n choices of one request, each an output of its own; `prompt` is the text they were asked with."""
+        return replace(
+            choices[0],
+            prompt=prompt,
+            outputs=[choice.outputs[0] for choice in choices],
+            stats=RequestStats.joined([choice.stats for choice in choices]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
@@ -226,6 +236,8 @@ class StreamChunk:
         finished: whether this choice has ended.
         output: the whole result, on the last chunk of the stream.
         index: which of the n choices.
+        finish_reason: why this choice ended, on its last chunk; see `CompletionOutput`.
+        stop_reason: the stop string or stop token id that ended it, on its last chunk.
     """
 
     text: str
@@ -235,3 +247,22 @@ class StreamChunk:
     finished: bool
     output: RequestOutput | None
     index: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @classmethod
+    def of(
+        cls, step: StepOutput, index: int, output: RequestOutput | None, stop_reason: str | int | None
+    ) -> StreamChunk:
+        """What a step brought to choice `index`; `output` as above, `stop_reason` as the request has it by now."""
+        return cls(
+            text="".join(piece.text for piece in step.pieces),
+            token_ids=[piece.token_id for piece in step.pieces],
+            pieces=step.pieces,
+            prefill=step.prefill,
+            finished=step.finish_reason is not None,
+            output=output,
+            index=index,
+            finish_reason=step.finish_reason,
+            stop_reason=stop_reason if step.finish_reason else None,
+        )
