@@ -195,12 +195,16 @@ class Engine:
     ) -> list[list[TokenLogprobs] | None]:
         """Of the tokens each block is about to commit, where asked for; those of prompts are booked right away."""
         text = self._vocabulary.token_text
-        for block in blocks:
-            block.turn.request.prompt_logprobs += prompt_logprobs(block, logits, text)
-        return [
-            None if found is None else output_logprobs(block, found.verdict, logits, text)
-            for block, found in zip(blocks, verified, strict=True)
-        ]
+        logprobs: list[list[TokenLogprobs] | None] = [None] * len(blocks)
+        for index, (block, found) in enumerate(zip(blocks, verified, strict=True)):
+            request = block.turn.request
+            try:
+                request.prompt_logprobs += prompt_logprobs(block, logits, text)
+                if found is not None:
+                    logprobs[index] = output_logprobs(block, found.verdict, logits, text)
+            except OutpaceError as error:
+                request.fail(str(error))
+        return logprobs
 
     def _commit(
         self,
@@ -214,7 +218,7 @@ class Engine:
         for block, found, likely in zip(blocks, verified, logprobs, strict=True):
             request = block.turn.request
             before = len(request.token_ids)
-            num_accepted = 0 if found is None else _append(block, found, likely)
+            num_accepted = 0 if found is None or request.error is not None else _append(block, found, likely)
             request.num_computed += block.turn.num_tokens + num_accepted
             request.stats.count_draft(len(block.draft), num_accepted)
             if request.finish_reason:

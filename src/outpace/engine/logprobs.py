@@ -6,6 +6,7 @@ Values are of the model's raw logits (`logprobs_mode` "raw_logprobs"), or after 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from outpace.engine.outputs import Logprob, TokenLogprobs
 from outpace.engine.pack import Block
 from outpace.engine.verifying import choices_of
-from outpace.sampling.choose import NO_TOKEN, processed, top_indices
+from outpace.errors import OutpaceError
+from outpace.sampling.choose import NO_TOKEN, fault_of, processed, top_indices
 from outpace.sampling.law import law_rows
 from outpace.types import Choice, Verdict
 
@@ -34,6 +36,9 @@ def output_logprobs(block: Block, verdict: Verdict, logits: torch.Tensor, text: 
         verdict: on it.
         logits: [N, V] of the step.
         text: of a token alone.
+
+    Raises:
+        OutpaceError: the logits are not numbers, or a rule failed.
     """
     wanted = block.turn.request.params.logprobs
     if wanted is None:
@@ -50,7 +55,11 @@ def output_logprobs(block: Block, verdict: Verdict, logits: torch.Tensor, text: 
 
 
 def prompt_logprobs(block: Block, logits: torch.Tensor, text: _Text) -> list[TokenLogprobs]:
-    """Of the prompt tokens that follow this block's prompt rows, in order."""
+    """Of the prompt tokens that follow this block's prompt rows, in order.
+
+    Raises:
+        OutpaceError: the logits are not numbers.
+    """
     request = block.turn.request
     wanted = request.params.prompt_logprobs
     if wanted is None:
@@ -79,7 +88,10 @@ def _numpy(row: torch.Tensor) -> NDArray[np.float32]:
 
 
 def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - float(logits.max())
+    best = float(logits.max())
+    if not math.isfinite(best):
+        raise OutpaceError(f"no log probabilities: the logits have {fault_of(best)}; check the weights")
+    shifted = logits.astype(np.float64) - best
     total = float(np.exp(shifted).sum())
     shifted -= np.log(total)
     return shifted

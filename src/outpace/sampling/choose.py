@@ -24,7 +24,16 @@ from outpace.sampling.race import Floats, Indices, RowContext, Tokens, race, scr
 from outpace.sampling.reference import choose_reference
 from outpace.types import Choice
 
-__all__ = ["NO_TOKEN", "Chosen", "choose_each", "choose_rows", "processed", "top_indices"]
+__all__ = [
+    "NO_TOKEN",
+    "Chosen",
+    "bad_row",
+    "choose_each",
+    "choose_rows",
+    "fault_of",
+    "processed",
+    "top_indices",
+]
 
 NO_TOKEN = -1
 """Stands where a row allows no choice: no draft token equals it, so it counts only if the walk ends there."""
@@ -104,7 +113,7 @@ def _choose(values: Floats, choice: Choice, row: int) -> int:
     token = int(values.argmax()) if values.size else -1  # the first NaN, if there is one
     best = float(values[token]) if values.size else -math.inf
     if not math.isfinite(best):
-        raise OutpaceError(_bad_row(best, row, choice.position))
+        raise OutpaceError(bad_row(best, row, choice.position))
     temperature = choice.params.temperature
     if temperature is None or choice.params.top_k is None or choice.params.top_p is None:
         raise ValueError(f"row {row}: temperature, top_k and top_p must be resolved first")
@@ -116,10 +125,15 @@ def _choose(values: Floats, choice: Choice, row: int) -> int:
     return choose_reference(values.tolist(), choice) if winner is None else winner
 
 
-def _bad_row(best: float, row: int, position: int) -> str:
-    found = "NaN" if math.isnan(best) else "+inf" if best > 0 else "no finite value"
+def fault_of(best: float) -> str:
+    """What is wrong with logits whose largest value is this, NaN counting as larger than all."""
+    return "NaN" if math.isnan(best) else "+inf" if best > 0 else "no finite value"
+
+
+def bad_row(best: float, row: int, position: int) -> str:
+    """The message about a row that allows no choice."""
     return (
-        f"logits row {row} (position {position}) has {found}, so no token can be chosen; "
+        f"logits row {row} (position {position}) has {fault_of(best)}, so no token can be chosen; "
         "check the weights and whatever masks or changes logits"
     )
 

@@ -58,8 +58,8 @@ class GrammarRule:
 
         Where the grammar fails, the draft ends: if the text gets there, its row will say so.
         """
-        self._move_to(())
         try:
+            self._move_to(())
             for index, token in enumerate(token_ids):
                 if not self._grammar.consume(token):
                     return index
@@ -72,8 +72,8 @@ class GrammarRule:
 
     def forced(self) -> list[int]:
         """Tokens that have to come next; none where the grammar fails, as the row will say."""
-        self._move_to(())
         try:
+            self._move_to(())
             return self._grammar.forced()
         except OutpaceError:
             return []

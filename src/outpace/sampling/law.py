@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from outpace.errors import OutpaceError
 from outpace.params import SamplingParams
-from outpace.sampling.choose import _bad_row, processed, top_indices
+from outpace.sampling.choose import bad_row, processed, top_indices
 from outpace.sampling.race import Floats, Indices
 from outpace.sampling.reference import filtered_law
 from outpace.types import Choice
@@ -78,7 +78,7 @@ def _fill(law: _Weights, values: Floats, choice: Choice, row: int) -> None:
     """Writes the law of one row over zeros."""
     best = float(values.max(initial=-math.inf))
     if not math.isfinite(best):
-        raise OutpaceError(_bad_row(best, row, choice.position))
+        raise OutpaceError(bad_row(best, row, choice.position))
     params = choice.params
     if params.temperature is None or params.top_k is None or params.top_p is None:
         raise ValueError(f"row {row}: temperature, top_k and top_p must be resolved first")
