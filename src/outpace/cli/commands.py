@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
 import outpace
 from outpace.cli import chat, demo, doctor, generate
@@ -32,6 +33,10 @@ def run_command(arguments: Sequence[str], backend: Backend | None) -> int:
         BadInput: an option is unknown or its value is not possible.
         SystemExit: after `--help` and `--version`.
     """
+    if list(arguments[:1]) == ["serve"]:
+        # It reads its own command line, which is vLLM's; imported here, because nothing else needs it.
+        served: int = import_module("outpace.cli.serve").run(arguments[1:])
+        return served
     options = _parser().parse_args(arguments)
     code: int = options.run(options, backend or Backend())
     return code
@@ -73,6 +78,7 @@ def _parser() -> Parser:
     )
     add_engine_options(command, doctor.DEFAULTS, only=doctor.OPTIONS)
     add_output_options(command, "print one JSON object with all that was found and nothing else", only_json=True)
+    commands.add_parser("serve", help="serve a model over OpenAI's HTTP interface")
     return parser
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["FLAGS", "SHORT", "ForeignFlag"]
 
@@ -57,23 +58,32 @@ def _number(*values: float) -> Callable[[str], bool]:
     return check
 
 
+def _json(*values: Any) -> Callable[[str], bool]:
+    def check(value: str) -> bool:
+        try:
+            return json.loads(value) in values
+        except ValueError:
+            return False
+
+    return check
+
+
 def _json_with(*keys: str) -> Callable[[str], bool]:
-    """A JSON object with no other keys than these, null and false aside."""
+    """A JSON object in which nothing but these keys is set, or switched on."""
 
     def check(value: str) -> bool:
         try:
             found = json.loads(value)
         except ValueError:
             return False
-        if found in ({}, ["*"]):
-            return True
         return isinstance(found, dict) and all(
-            str(key).replace("-", "_") in keys or item in (None, False) for key, item in found.items()
+            key.replace("-", "_") in keys or item in (None, False) for key, item in found.items()
         )
 
     return check
 
 
+_empty = _json({}, None)
 _off = _among("false")
 
 
@@ -163,7 +173,7 @@ _ALL: Sequence[ForeignFlag] = [
     ForeignFlag("download-dir", "one", "set HF_HUB_CACHE to that folder"),
     ForeignFlag("hf-token", "one", "set HF_TOKEN, which other users of the machine cannot read off the command line"),
     ForeignFlag("hf-config-path", "one", _CONFIG),
-    ForeignFlag("hf-overrides", "one", _CONFIG, _json_with()),
+    ForeignFlag("hf-overrides", "one", _CONFIG, _empty),
     ForeignFlag("rope-scaling", "one", _CONFIG, _among("null", "none", "{}")),
     ForeignFlag("rope-theta", "one", _CONFIG),
     _switch("disable-sliding-window", _CONFIG),
@@ -192,8 +202,8 @@ _ALL: Sequence[ForeignFlag] = [
     ForeignFlag("worker-cls", "one", _CODE, _among("auto")),
     ForeignFlag("worker-extension-cls", "one", _CODE, _among("")),
     ForeignFlag("io-processor-plugin", "one", _CODE),
-    ForeignFlag("additional-config", "one", "outpace has no platform plugins", _json_with()),
-    ForeignFlag("override-neuron-config", "one", "outpace computes on the CPU", _json_with()),
+    ForeignFlag("additional-config", "one", "outpace has no platform plugins", _empty),
+    ForeignFlag("override-neuron-config", "one", "outpace computes on the CPU", _empty),
     ForeignFlag("kv-transfer-config", "one", _SPREAD, _among("null")),
     ForeignFlag("kv-events-config", "one", _SPREAD, _among("null")),
     ForeignFlag("ec-transfer-config", "one", _SPREAD, _among("null")),
@@ -211,7 +221,7 @@ _ALL: Sequence[ForeignFlag] = [
     ForeignFlag("logits-processors", "many", _CODE),
     ForeignFlag("logits-processor-pattern", "one", _CODE),
     ForeignFlag("reasoning-parser-plugin", "one", _CODE, _among("")),
-    ForeignFlag("reasoning-config", "one", "--reasoning-parser NAME is all there is", _json_with()),
+    ForeignFlag("reasoning-config", "one", "--reasoning-parser NAME is all there is", _empty),
     ForeignFlag("tool-parser-plugin", "one", _CODE, _among("")),
     ForeignFlag("tool-server", "one", "outpace calls no tools itself: the client does"),
     _switch("exclude-tools-when-tool-choice-none", "leave `tools` out of the requests that must not see them"),
@@ -228,7 +238,7 @@ _ALL: Sequence[ForeignFlag] = [
         _among("auto", "string"),
     ),
     ForeignFlag(
-        "default-chat-template-kwargs", "one", "requests give chat_template_kwargs", _json_with()
+        "default-chat-template-kwargs", "one", "requests give chat_template_kwargs", _empty
     ),
     ForeignFlag(
         "structured-outputs-config", "one", "there is one implementation of structured outputs and no settings of it",
@@ -245,8 +255,8 @@ _ALL: Sequence[ForeignFlag] = [
     ForeignFlag("uds", "one", "outpace listens on TCP: use --host and --port"),
     ForeignFlag("middleware", "one", _CODE),
     _switch("allow-credentials", "keys travel in the Authorization header, which needs no cookies"),
-    ForeignFlag("allowed-methods", "one", "all methods that there are; a proxy may allow fewer", _json_with()),
-    ForeignFlag("allowed-headers", "one", "all headers; a proxy may allow fewer", _json_with()),
+    ForeignFlag("allowed-methods", "one", "all methods that there are; a proxy may allow fewer", _json(["*"])),
+    ForeignFlag("allowed-headers", "one", "all headers; a proxy may allow fewer", _json(["*"])),
 ]  # fmt: skip
 
 FLAGS: Mapping[str, ForeignFlag] = {flag.name: flag for flag in _ALL}
