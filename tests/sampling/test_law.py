@@ -71,6 +71,13 @@ def test_a_large_flat_row(top_p: float) -> None:
     check(torch.zeros(20_000), params(top_p=top_p))
 
 
+@pytest.mark.parametrize("top_p", [0.5, 0.7, 0.9])
+def test_a_large_row_with_a_heavy_tail(top_p: float) -> None:
+    """Weights 1 / rank: every round of narrowing drops as much as the one before, so what was dropped has to count."""
+    row = -torch.arange(1, 40_001).log()
+    check(row[torch.randperm(row.numel(), generator=torch.Generator().manual_seed(2))], params(top_p=top_p))
+
+
 def test_edges_closer_than_rounding_are_left_to_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 

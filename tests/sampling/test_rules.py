@@ -134,7 +134,8 @@ def test_min_tokens_holds_stop_tokens_back(output: list[int], held: bool) -> Non
         ("a", [5, 5], {0, 3}),
         (" a", [], {3}),
         ("\n", [], {10}),  # not the space that would stand before it
-        ("ab", [], {5}),  # " ab" has two tokens: another spelling
+        ("ab", [], {5}),
+        ("ab", [3], {5}),  # " ab" has two tokens: another spelling, which may go on with "b"
         ("ba", [], set()),
         ("ba", [1], {0}),
         ("ba", [2, 1], {0}),
