@@ -102,13 +102,15 @@ def run_all(engine: Engine, jobs: Sequence[Job]) -> list[RequestOutput | Outpace
     ids: dict[int, int] = {}
     pieces: dict[int, list[Piece]] = {}
     done: dict[int, RequestOutput | OutpaceError] = {}
+    absent = list(range(len(jobs)))
     step = 0
     while len(done) < len(jobs):
-        for index, job in enumerate(jobs):
-            if job.arrives <= step and index not in ids.values():
-                request_id = engine.submit(engine.prepare(job.prompt, job.params, job.speculation, number=job.number))
-                ids[request_id] = index
-                pieces[request_id] = []
+        for index in [each for each in absent if jobs[each].arrives <= step]:
+            job = jobs[index]
+            request_id = engine.submit(engine.prepare(job.prompt, job.params, job.speculation, number=job.number))
+            absent.remove(index)
+            ids[request_id] = index
+            pieces[request_id] = []
         for output in engine.step():
             pieces[output.request_id] += output.pieces
             if output.finish_reason:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,8 +90,12 @@ class Oracle:
     def vocabulary(self) -> IdVocabulary:
         return IdVocabulary(self.model.vocab_size, missing_ids=sorted(self.missing), eos_ids=self.eos)
 
-    def decode(self, job: Job) -> Expected:
-        """What this job has to give."""
+    def decode(self, job: Job, forced: Sequence[int] | None = None) -> Expected:
+        """What this job has to give; with `forced`, if these are the tokens that are drawn.
+
+        Raises:
+            AssertionError: a forced token cannot be drawn, or the text ends before them or goes on behind them.
+        """
         params, prompt = job.params, self.truncated(job)
         output: list[int] = []
         logprobs: list[Entry] = []
@@ -100,12 +104,17 @@ class Oracle:
             raw = self.model.logits(prompt + output)
             values = self.processed(raw, params, prompt, output)
             token = choose_reference(values, Choice(params, params.seed or 0, len(prompt + output), job.number))
+            if forced is not None:
+                assert len(output) < len(forced), f"the text does not end with {forced}"
+                token = forced[len(output)]
+                assert token in _possible(values, params), f"token {token} after {output}"
             if params.logprobs is not None:
                 row = raw.tolist() if params.logprobs_mode == "raw_logprobs" else None
                 all_values = _log_softmax(row) if row is not None else _processed_logprobs(values, params)
                 logprobs.append(self._entry(all_values, token, params.logprobs))
             output.append(token)
             text, finish, stop = self._end(params, prompt, output, text)
+        assert forced is None or output == list(forced)
         return Expected(
             prompt=prompt,
             token_ids=output,
@@ -198,6 +207,13 @@ def _penalised(
     if token in output:
         value = value - np.float32(params.presence_penalty)
     return value
+
+
+def _possible(values: Sequence[float], params: SamplingParams) -> Collection[int]:
+    """The tokens that may be chosen."""
+    if params.temperature == 0:
+        return {max(range(len(values)), key=lambda token: (values[token], -token))}
+    return [token for token, chance in filtered_law(values, params).items() if chance > 0]
 
 
 def _log_softmax(row: Sequence[float]) -> list[float]:

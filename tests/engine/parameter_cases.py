@@ -88,6 +88,16 @@ _PLAIN: dict[str, Mapping[str, Any]] = {
     "presence below 0": {"presence_penalty": -0.7, "temperature": 0.0},
     "frequency": {"frequency_penalty": 0.8},
     "frequency below 0": {"frequency_penalty": -0.4},
+    "frequency among few": {"frequency_penalty": 0.8, "allowed_token_ids": (1, 2, 3, 4, 5, 6), "max_tokens": 40},
+    "penalties among few": {
+        "frequency_penalty": -0.3,
+        "presence_penalty": 1.1,
+        "repetition_penalty": 1.4,
+        "allowed_token_ids": (0, 7, 8, 9, 10),
+        "max_tokens": 40,
+        "logprobs": 3,
+        "logprobs_mode": "processed_logprobs",
+    },
     "repetition": {"repetition_penalty": 1.7},
     "repetition below 1": {"repetition_penalty": 0.8, "temperature": 0.0},
     "all penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2, "top_p": 0.9},
@@ -98,7 +108,7 @@ _PLAIN: dict[str, Mapping[str, Any]] = {
         "temperature": 0.0,
     },
     "bias": {"logit_bias": {3: 4.0, 7: -100.0, 11: 2.5}},
-    "bias for eos": {"logit_bias": {22: 3.0}, "min_tokens": 7},
+    "bias for eos": {"logit_bias": {22: 12.0}, "min_tokens": 7},
     "allowed": {"allowed_token_ids": (1, 2, 3, 5, 8, 13, 21)},
     "allowed and greedy": {"allowed_token_ids": (4, 6, 9), "temperature": 0.0, "frequency_penalty": 0.5},
     "bad words": {"bad_words": ("c", "ab", "fgh", "x", "kk")},
@@ -228,12 +238,12 @@ def _is_telling(each: Case, plain: Expected) -> bool:
 
 
 def knowing_drafter(cases: Sequence[Case], *, errors: bool = True) -> ScriptedDrafter:
-    """Right but for errors planted at every seventh position; what follows the end of a text is made up."""
+    """Right but for errors planted at every seventh position; what is behind the end, or in other texts, is made up."""
     texts = [each.expected.prompt + each.expected.token_ids for each in cases]
 
     def script(ask: Ask) -> Draft:
         length = len(ask.token_ids)
-        text = next(text for text in texts if text[:length] == list(ask.token_ids))
+        text = next((text for text in texts if text[:length] == list(ask.token_ids)), [])
         known = [*text[length:], *((7 * i) % V for i in range(ask.num_draft_tokens))]
         ids = [(token + (errors and place % 7 == 5)) % V for place, token in enumerate(known, length)]
         return Draft.chain(ids[: ask.num_draft_tokens], "known")
