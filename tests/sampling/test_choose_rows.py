@@ -100,6 +100,14 @@ def test_nucleus_alone_equals_the_reference_on_flat_and_peaked_rows(top_p: float
     assert len(fallbacks) <= 2
 
 
+def test_a_heavy_tail_is_narrowed_down_to_no_less_than_the_nucleus() -> None:
+    """Weights 1 / rank: every round of narrowing drops as much as the one before, so what was dropped has to count."""
+    row = np.random.default_rng(1).permutation(-np.log(np.arange(1, 40_001)))
+    for position in (7, 8, 12):  # where the winner is in the tail of the nucleus
+        choice = Choice(params(top_p=0.7), seed=1, position=position)
+        assert choose_one(row, choice) == choose_reference(as_float32(row), choice)
+
+
 @settings(max_examples=250, deadline=None, database=None, derandomize=True)
 @given(
     row=st.lists(
