@@ -178,6 +178,7 @@ CONTRADICTIONS = [
     '--ngram-prompt-lookup-max 4 --speculative-config {"prompt-lookup-max":5}',
     "m --model n",
     '--speculative-config {"acceptance_method":"rejection_sampler","rejection_sample_method":"block"}',
+    '--spec-decoding-acceptance-method rejection_sampler -sc {"rejection_sample_method":"block"}',
 ]
 
 
@@ -431,3 +432,11 @@ def test_keys_do_not_show_in_what_is_printed() -> None:
     assert "secret" not in shown
     assert json.loads(shown)["engine"]["model"] == "m"
     assert json.loads(shown)["server"]["api_keys"] == ["***"]
+
+
+def test_the_page_has_every_flag_and_key() -> None:
+    page = (Path(__file__).parents[2] / "docs/from-vllm.md").read_text(encoding="utf-8")
+    names = [*("--" + name for name in FLAGS), *IGNORED_KEYS, *REFUSED_KEYS]
+    assert [name for name in names if f"`{name}`" not in page] == []
+    reasons = [flag.refusal for flag in FLAGS.values()] + [reason for reason, _ in REFUSED_KEYS.values()]
+    assert [reason for reason in reasons if reason and f"| {reason} |" not in page] == []

@@ -88,6 +88,7 @@ def _add_speculation_options(parser: CommandLine) -> None:
     say(*flags, const=name, type=int, metavar="N", help=_without_none(help_of(name)))
     name = "quantization"
     say("--speculative-model-quantization", const=name, metavar="NAME", help=_without_none(help_of(name)))
+    say("--spec-decoding-acceptance-method", const="acceptance_method", help=argparse.SUPPRESS)  # one value is left
     keys = ", ".join(item.name for item in fields(SpeculativeConfig))
     group.add_argument(
         "--speculative-config", action=_SayJson, metavar="JSON",

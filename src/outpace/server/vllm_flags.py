@@ -112,10 +112,7 @@ _CODE = "outpace loads no code into the server"
 _CONFIG = "outpace takes the model as its config.json says: change it there"
 _SPREAD = "outpace is one process on one machine"
 _TEXT_ONLY = "outpace takes and gives text"
-_TYPICAL = (
-    "typical acceptance changes what the model says, and outpace has no rule that does; leave it out, or take "
-    "rejection_sampler"
-)
+_TYPICAL = "typical acceptance changes what the model says, and outpace has no rule that does; leave it out"
 _SWITCHES = """
     enforce-eager use-v2-block-manager enable-prefix-caching disable-custom-all-reduce disable-log-stats
     disable-frontend-multiprocessing disable-async-output-proc use-async-output-proc async-scheduling
@@ -211,7 +208,6 @@ _ALL: Sequence[ForeignFlag] = [
     _switch("headless", _SPREAD),
     _switch("grpc", "outpace speaks HTTP"),
     # speculation
-    ForeignFlag("spec-decoding-acceptance-method", "one", _TYPICAL, _among("rejection_sampler")),
     ForeignFlag("typical-acceptance-sampler-posterior-threshold", "one", _TYPICAL, _number(0.09)),
     ForeignFlag("typical-acceptance-sampler-posterior-alpha", "one", _TYPICAL, _number(0.3)),
     # what answers look like

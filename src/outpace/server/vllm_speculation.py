@@ -117,7 +117,7 @@ def speculative_config(said: Mapping[str, Said]) -> tuple[SpeculativeConfig, lis
 def _add_rule(options: dict[str, Any], flag: str, value: Any) -> None:
     rule = _RULES.get(value, value) if isinstance(value, str) else value
     if rule == "typical_acceptance_sampler":
-        raise InvalidParameter(f"{flag}: {value!r} is not possible: {_LOSSY}; leave it out")
+        raise InvalidParameter(f"{flag}: {value!r} is not possible: it changes what the model says; leave it out")
     if options.setdefault("rejection_sample_method", rule) != rule:
         raise InvalidParameter("acceptance_method and rejection_sample_method contradict each other: give one of them")
 
