@@ -78,8 +78,8 @@ def embedded_json(schema: Mapping[str, Any], tool: Tool) -> str:
         problem = str(error)
     if problem:
         raise InvalidParameter(
-            f"the parameters of the tool {tool.name!r} cannot be prescribed: {first_useful_line(problem)}; change them, "
-            "or use tool_choice 'auto'"
+            f"the parameters of the tool {tool.name!r} cannot be prescribed: {first_useful_line(problem)}; change"
+            " them, or use tool_choice 'auto'"
         )
     return written
 

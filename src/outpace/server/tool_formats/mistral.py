@@ -69,7 +69,8 @@ class MistralParser(JsonCallParser):
         if not name:
             return False
         if (yield from self._literal(*_BEHIND_NAMES)) == "[CALL_ID]":  # its id is replaced by one that is surely new
-            yield from self._until("[", without="{ \n")
+            if (yield from self._until("[", without="{ \n")) is None:
+                return False
             self._unread(["["])
             if not (yield from self._literal("[ARGS]")):
                 return False

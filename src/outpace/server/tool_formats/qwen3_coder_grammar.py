@@ -16,8 +16,9 @@ __all__ = ["qwen3_coder_grammar"]
 
 _KEY = re.compile(r"[^<>\n\"\\]+")
 _END = r'"\n</parameter>"'
-# One terminal with its end: what ends a value cannot be part of one, so where it ends is never in doubt.
-_BARE = rf"BARE: ~/(.|\n)*<\/parameter>(.|\n)*/ {_END}"
+# One terminal with its end: what ends a value cannot be part of one, so where it ends is never in doubt. Without the
+# first part, bytes that are no UTF-8 would be possible: they too are no text that has the end in it.
+_BARE = rf"BARE: (/(.|\n)*/ & ~/(.|\n)*<\/parameter>(.|\n)*/) {_END}"
 _UNSUPPORTED = (*COMBINING, "minProperties", "maxProperties", "dependentRequired", "not")
 
 
