@@ -127,7 +127,8 @@ def test_greedy_is_exact(drafter: str, method: str, k: int) -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_parameter_holds_for_what_is_sampled(drafter: str, method: str) -> None:
     """The text is not the oracle's, so the oracle is asked about this very text: ends and log probabilities."""
-    cases = [case(name) for name in NAMES]
+    names = NAMES[(DRAFTERS.index(drafter) + METHODS.index(method)) % 2 :: 2]  # either half with half of the drafters
+    cases = [case(name) for name in names]
     drafters = {drafter: drafter_for(drafter, cases)}
     engine = make_engine(MODEL, TokenCache(num_lanes=16), drafters, k=4, eos=sorted(EOS), verification=method, seqs=16)
     oracle = Oracle(MODEL, EOS)
