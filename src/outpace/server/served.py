@@ -1,0 +1,96 @@
+"""What is served: a model's names, its chat template, and how it writes tool calls and reasoning."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import outpace
+from outpace.async_llm import AsyncLLM
+from outpace.models.tokenizer import Tokenizer, TokenizerSettings
+from outpace.server.errors import ApiError
+from outpace.server.reasoning import check_reasoning, detect_reasoning
+from outpace.server.settings import ServerSettings
+from outpace.server.tools import check_format, detect_format
+
+__all__ = ["Served", "serve_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the endpoints have in common.
+
+    Args:
+        llm: the engine's front.
+        settings: of the server.
+        names: under which the model may be asked for; answers carry the first.
+        template: text of its chat templates, "" if it has none.
+        tool_format: how it writes tool calls; None if that is not known.
+        reasoning_format: how it marks its reasoning; None if it does not.
+        created: Unix time at which it was loaded.
+        fingerprint: what answers carry as `system_fingerprint`.
+    """
+
+    llm: AsyncLLM
+    settings: ServerSettings
+    names: tuple[str, ...]
+    template: str
+    tool_format: str | None
+    reasoning_format: str | None
+    created: int
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Most tokens of a request, prompt and answer."""
+        return self.llm.built.config.max_model_len
+
+    def check_name(self, name: str | None) -> None:
+        """Lets requests pass that name the model, or none.
+
+        Raises:
+            ApiError: 404.
+        """
+        if name is not None and name not in self.names:
+            there_are = ", ".join(repr(known) for known in self.names)
+            message = f"the model {name!r} is not served here: there is {there_are}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def serve_model(llm: AsyncLLM, settings: ServerSettings) -> Served:
+    """Puts together what the endpoints need. A chat template of the settings replaces the model's own.
+
+    Raises:
+        InvalidParameter: a parser of the settings is not known.
+    """
+    if settings.chat_template is not None:
+        llm.tokenizer = _with_template(llm.tokenizer, settings.chat_template)
+    template = "\n".join(_templates(llm.tokenizer).values())
+    tools, reasoning = settings.tool_call_parser, settings.reasoning_parser
+    return Served(
+        llm=llm,
+        settings=settings,
+        names=settings.served_model_names or (llm.built.config.model,),
+        template=template,
+        tool_format=detect_format(template) if tools is None else check_format(tools),
+        reasoning_format=detect_reasoning(template) if reasoning is None else check_reasoning(reasoning),
+        created=int(time.time()),
+        fingerprint=f"outpace-{outpace.__version__}",
+    )
+
+
+def _templates(tokenizer: Tokenizer) -> Mapping[str, str]:
+    return tokenizer._settings.templates
+
+
+def _with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
+    """The same tokenizer with another chat template."""
+    changed = copy.copy(tokenizer)
+    changed._settings = TokenizerSettings(tokenizer._settings.named, {"default": template})
+    return changed
