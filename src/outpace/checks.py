@@ -273,7 +273,7 @@ def _takes_two_or_three(function: Callable[..., Any]) -> bool:
     """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):
+    except Exception:  # of the caller's code too
         return True
     positional = [item for item in signature.parameters.values() if item.kind in _BY_POSITION]
     required = sum(item.default is item.empty for item in positional)

@@ -15,8 +15,8 @@ from outpace.errors import OutpaceError
 from outpace.params import SamplingParams
 from outpace.sampling import law as law_module
 from outpace.sampling.choose import choose_rows
-from outpace.sampling.law import law_rows
-from outpace.sampling.reference import filtered_law
+from outpace.sampling.law import law_rows, log_law
+from outpace.sampling.reference import filtered_law, survivors
 from outpace.types import Choice
 
 from .chi_square import ALPHA, chi_square_p
@@ -83,14 +83,27 @@ def test_edges_closer_than_rounding_are_left_to_the_definition(monkeypatch: pyte
 
     def spy(logits: Sequence[float], kind: SamplingParams) -> dict[int, float]:
         asked.append(len(logits))
-        return filtered_law(logits, kind)
+        return survivors(logits, kind)
 
-    monkeypatch.setattr(law_module, "filtered_law", spy)
+    monkeypatch.setattr(law_module, "survivors", spy)
     check(torch.tensor([math.log(p) for p in (0.5, 0.25, 0.125, 0.125)]), params(top_p=0.75))
     assert asked == [4]
     check(torch.tensor([math.log(p) for p in (0.5, 0.25, 0.125, 0.125)]), params(top_p=0.76))
     check(logits_of(3000, 1), params(top_p=0.9))
     assert asked == [4]
+
+
+@pytest.mark.parametrize("kind", [params(0.01), params(0.01, 0.9), params(0.5, 0.999, 30), params(1.0, min_p=0.1)])
+def test_log_probabilities_do_not_end_where_probabilities_do(kind: SamplingParams) -> None:
+    """At T = 0.01 most probabilities are too small for a float; their logarithms are not."""
+    row = logits_of(60, 5)
+    logs = log_law(row.numpy(), Choice(kind, 0, 0))
+    kept = survivors(row.tolist(), kind)
+    total = math.log(math.fsum(math.exp(s) for s in kept.values()))
+    expected = [kept[token] - total if token in kept else -math.inf for token in range(60)]
+    assert np.allclose(logs, expected, rtol=1e-12, atol=1e-12)
+    if kind.top_p == 1 and kind.temperature == 0.01:
+        assert logs.min() < -745 and np.isfinite(logs).all()
 
 
 def test_temperature_zero_is_a_point_mass_on_the_first_of_the_best() -> None:

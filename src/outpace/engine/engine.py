@@ -94,6 +94,9 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
         self._seconds: dict[str, float] = {}
+        self._stepping = False
+        self._committing: Request | None = None
+        self._outbox: list[StepOutput] = []  # outlives a step that is interrupted
 
     # Requests come and go between steps.
 
@@ -153,18 +156,39 @@ class Engine:
         """Computes one pass of the target and returns what it added to each request; empty if there is none.
 
         If anything is raised on the way (an interrupt, say), nobody stays half-computed: running requests give up their
-        rows and are computed again by the next step.
+        rows and are computed again by the next step; one that was just taking in its tokens ends with an error.
+
+        Raises:
+            OutpaceError: a step is under way: a logits processor must not generate with the engine that calls it.
         """
-        self._before_step()
+        if self._stepping:
+            raise OutpaceError("the engine is in the middle of a step: a logits processor cannot generate with it")
+        self._stepping = True
         self._seconds = {}
         began = time.perf_counter()
         try:
+            self._before_step()
             blocks = self._advance()
         except BaseException:
-            for request in self._scheduler.recompute_all():
-                self.drafting.release(request)
+            self._recover()
             raise
-        return self._emit(blocks, began)
+        finally:
+            self._stepping = False
+        self._emit(blocks, began)
+        outputs, self._outbox = self._outbox, []
+        return outputs
+
+    def _recover(self) -> None:
+        """After a step that was cut off: who was taking in tokens ends, who had ended is reported, the others go on."""
+        torn, self._committing = self._committing, None
+        if torn is not None:
+            torn.fail("interrupted while its tokens were taken in: ask again")
+        for request in self._scheduler.recompute_all():
+            self.drafting.release(request)
+        for request in self._requests.values():
+            if request.finish_reason and not request.reported:
+                self._scheduler.remove(request)
+                self._report(request, None)
 
     def _advance(self) -> list[Block]:
         """The stations of a step, in order."""
@@ -218,7 +242,9 @@ class Engine:
         for block, found, likely in zip(blocks, verified, logprobs, strict=True):
             request = block.turn.request
             before = len(request.token_ids)
+            self._committing = request
             num_accepted = 0 if found is None or request.error is not None else _append(block, found, likely)
+            self._committing = None
             request.num_computed += block.turn.num_tokens + num_accepted
             request.stats.count_draft(len(block.draft), num_accepted)
             if request.finish_reason:
@@ -231,10 +257,9 @@ class Engine:
             going_on.append((block, len(request.token_ids) - before, num_accepted))
         self.drafting.observe(going_on, result)
 
-    def _emit(self, blocks: Sequence[Block], began: float) -> list[StepOutput]:
-        """Books times and hands out the text that can be shown."""
+    def _emit(self, blocks: Sequence[Block], began: float) -> None:
+        """Books times and puts out the text that can be shown."""
         now = time.perf_counter()
-        outputs: list[StepOutput] = []
         for block in blocks:
             request, stats = block.turn.request, block.turn.request.stats
             stats.steps += 1
@@ -243,8 +268,7 @@ class Engine:
             if request.first_step_at is None:
                 request.first_step_at = began
             if request.num_output_tokens == 0:
-                done = (request.num_computed, request.num_prompt_tokens)
-                outputs.append(StepOutput(request.id, (), done, request.finish_reason))
+                self._report(request, (request.num_computed, request.num_prompt_tokens))
                 continue
             if request.first_token_at is None:
                 request.first_token_at = now
@@ -253,9 +277,12 @@ class Engine:
             if request.finish_reason:
                 stats.decode_seconds = now - request.first_token_at
                 stats.decode_tokens += request.num_output_tokens
-            pieces = request.text.release(final=request.finish_reason is not None)
-            outputs.append(StepOutput(request.id, pieces, None, request.finish_reason))
-        return outputs
+            self._report(request, None)
+
+    def _report(self, request: Request, prefill: tuple[int, int] | None) -> None:
+        ended = request.finish_reason is not None
+        request.reported = ended
+        self._outbox.append(StepOutput(request.id, request.text.release(final=ended), prefill, request.finish_reason))
 
     # Books.
 

@@ -18,7 +18,7 @@ from outpace.engine.pack import Block
 from outpace.engine.verifying import choices_of
 from outpace.errors import OutpaceError
 from outpace.sampling.choose import NO_TOKEN, fault_of, processed, top_indices
-from outpace.sampling.law import law_rows
+from outpace.sampling.law import log_law
 from outpace.types import Choice, Verdict
 
 __all__ = ["output_logprobs", "prompt_logprobs"]
@@ -75,11 +75,8 @@ def _values(row: torch.Tensor, choice: Choice) -> NDArray[np.float64]:
     """[V] log probabilities of one row."""
     if choice.params.logprobs_mode == "raw_logprobs":
         return _log_softmax(_numpy(row))
-    if choice.params.temperature == 0:
-        return _log_softmax(processed(_numpy(row), choice))
-    with np.errstate(divide="ignore"):
-        values: NDArray[np.float64] = np.log(law_rows(row[None], [choice]).rows[0])
-    return values
+    values = processed(_numpy(row), choice)
+    return _log_softmax(values) if choice.params.temperature == 0 else log_law(values, choice)
 
 
 def _numpy(row: torch.Tensor) -> NDArray[np.float32]:

@@ -82,13 +82,13 @@ def build_pack(turns: Sequence[Turn], drafts: Sequence[Draft], aux_layers: tuple
             )
         )
     pack = Pack(
-        ids=torch.tensor(ids),
-        positions=torch.tensor(positions),
+        ids=torch.tensor(ids, dtype=torch.int64, device="cpu"),
+        positions=torch.tensor(positions, dtype=torch.int64, device="cpu"),
         segments=tuple(segments),
-        logits_rows=torch.tensor(logits_rows, dtype=torch.int64),
+        logits_rows=torch.tensor(logits_rows, dtype=torch.int64, device="cpu"),
         aux_layers=aux_layers,
         resume_layer=resume_layer,
-        resume_rows=torch.tensor(resume_rows) if resume_rows else None,
+        resume_rows=torch.tensor(resume_rows, dtype=torch.int64, device="cpu") if resume_rows else None,
         resume_hidden=torch.cat(resume_hidden) if resume_hidden else None,
     )
     return pack, blocks

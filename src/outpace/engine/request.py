@@ -41,6 +41,7 @@ class Request:
         finish_reason: why it ended, None before that; see `CompletionOutput`, and "error" for a fault inside.
         stop_reason: the stop string or stop token id that ended it.
         error: what went wrong, if its finish reason is "error".
+        reported: whether its end was put out.
         logprobs: of every output token, if asked for.
         prompt_logprobs: of the prompt tokens so far, if asked for; None for the first, which follows nothing.
         stats: counts and times so far.
@@ -67,6 +68,7 @@ class Request:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    reported: bool = False
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     stats: RequestStats = field(default_factory=RequestStats)

@@ -92,7 +92,8 @@ class Scheduler:
             self.running.remove(request)
             self._give_up_lane(request)
             return True
-        self.waiting.remove(request)
+        if request in self.waiting:
+            self.waiting.remove(request)
         return False
 
     def schedule(self) -> Schedule:

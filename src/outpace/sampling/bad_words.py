@@ -15,6 +15,8 @@ __all__ = ["BadSequences", "encode_bad_words"]
 def encode_bad_words(words: Iterable[str], vocabulary: Vocabulary) -> list[tuple[int, ...]]:
     """The token sequences that spell these words, at the start of a text and after a space.
 
+    Space in front of a word makes no difference.
+
     The form after a space counts only if it begins with another token and has the same length: otherwise it contains
     the first, or is spelled in a way that says something else too. A word of white space has no such form.
 
@@ -23,11 +25,12 @@ def encode_bad_words(words: Iterable[str], vocabulary: Vocabulary) -> list[tuple
     """
     sequences = []
     for word in words:
-        plain = tuple(vocabulary.encode(word))
+        bare = word.lstrip()
+        plain = tuple(vocabulary.encode(bare or word))
         if not plain:
             raise InvalidParameter(f"bad_words: {word!r} is not possible: it has no tokens; give text that has some")
         sequences.append(plain)
-        if bare := word.lstrip():
+        if bare:
             spaced = tuple(vocabulary.encode(" " + bare))
             if len(spaced) == len(plain) and spaced[0] != plain[0]:
                 sequences.append(spaced)

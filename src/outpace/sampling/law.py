@@ -20,10 +20,10 @@ from outpace.errors import OutpaceError
 from outpace.params import SamplingParams
 from outpace.sampling.choose import bad_row, processed, top_indices
 from outpace.sampling.race import Floats, Indices
-from outpace.sampling.reference import filtered_law
+from outpace.sampling.reference import survivors
 from outpace.types import Choice
 
-__all__ = ["Laws", "law_rows"]
+__all__ = ["Laws", "law_rows", "log_law"]
 
 _Weights: TypeAlias = NDArray[np.float64]
 
@@ -74,31 +74,61 @@ def law_rows(logits: torch.Tensor, choices: Sequence[Choice]) -> Laws:
     return laws
 
 
+def log_law(values: Floats, choice: Choice) -> _Weights:
+    """[V] log probabilities of one row, -inf where a filter leaves a token out, however small the others are.
+
+    Args:
+        values: [V] logits after the rules of the choice.
+        choice: resolved parameters, temperature above 0.
+
+    Raises:
+        OutpaceError: the row allows no choice.
+    """
+    with np.errstate(over="ignore"):
+        ids, scaled = _filtered(values, choice, 0)
+        logs = np.full(values.size, -math.inf)
+        logs[slice(None) if ids is None else ids] = scaled - math.log(float(np.exp(scaled).sum()))
+    return logs
+
+
 def _fill(law: _Weights, values: Floats, choice: Choice, row: int) -> None:
     """Writes the law of one row over zeros."""
+    if choice.params.temperature == 0:
+        _check(values, choice, row)
+        law[values.argmax()] = 1.0
+        return
+    ids, weights = _filtered(values, choice, row)
+    np.exp(weights, out=weights)
+    weights /= weights.sum()
+    law[slice(None) if ids is None else ids] = weights
+
+
+def _filtered(values: Floats, choice: Choice, row: int) -> tuple[Indices | None, _Weights]:
+    """The ids that the filters leave (None: all) and their scaled logits s, 0 for the best."""
+    best = _check(values, choice, row)
+    assert choice.params.temperature is not None
+    found = _survivors(values, best, choice.params.temperature, choice.params)
+    if found is not None:
+        return found
+    exact = survivors(values.tolist(), choice.params)
+    return np.array(list(exact), np.intp), np.array(list(exact.values()))
+
+
+def _check(values: Floats, choice: Choice, row: int) -> float:
+    """The largest logit."""
     best = float(values.max(initial=-math.inf))
     if not math.isfinite(best):
         raise OutpaceError(bad_row(best, row, choice.position))
     params = choice.params
     if params.temperature is None or params.top_k is None or params.top_p is None:
         raise ValueError(f"row {row}: temperature, top_k and top_p must be resolved first")
-    if params.temperature == 0:
-        law[values.argmax()] = 1.0
-        return
-    found = _survivors(values, best, params.temperature, params)
-    if found is None:
-        exact = filtered_law(values.tolist(), params)
-        law[list(exact)] = list(exact.values())
-        return
-    ids, weights = found
-    weights /= weights.sum()
-    law[slice(None) if ids is None else ids] = weights
+    return best
 
 
 def _survivors(
     values: Floats, best: float, temperature: float, params: SamplingParams
 ) -> tuple[Indices | None, _Weights] | None:
-    """Ascending ids the filters leave (None: all) and their weights exp(s), or None if an edge is too close to call."""
+    """Ascending ids the filters leave (None: all) and their scaled logits, or None if an edge is too close to call."""
     ids: Indices | None = None
     kept = values
     if params.min_p is not None and params.min_p > 0:
@@ -107,16 +137,15 @@ def _survivors(
     if params.top_k is not None and 0 < params.top_k < kept.size:
         top = top_indices(kept, params.top_k)
         ids, kept = top if ids is None else ids[top], kept[top]
-    weights = kept.astype(np.float64)
-    weights -= best
-    weights /= temperature
-    np.exp(weights, out=weights)
+    scaled = kept.astype(np.float64)
+    scaled -= best
+    scaled /= temperature
     if params.top_p is None or params.top_p >= 1:
-        return ids, weights
-    inside = _nucleus(kept, weights, params.top_p)
+        return ids, scaled
+    inside = _nucleus(kept, np.exp(scaled), params.top_p)
     if inside is None:
         return None
-    return (inside if ids is None else ids[inside]), weights[inside]
+    return (inside if ids is None else ids[inside]), scaled[inside]
 
 
 def _nucleus(values: Floats, weights: _Weights, top_p: float) -> Indices | None:

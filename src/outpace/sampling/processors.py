@@ -24,7 +24,9 @@ def takes_prompt(function: LogitsProcessor) -> bool:
     """
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # without a signature it is taken for the usual kind; if it is not, the call fails
+    except (
+        Exception
+    ):  # of the caller's code too; without a signature it is taken for the usual kind; if it is not, the call fails
         return False
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     return sum(each.default is each.empty for each in positional) == _WITH_PROMPT
@@ -41,6 +43,7 @@ class Processor:
 
     def __init__(self, function: LogitsProcessor) -> None:
         self._function = function
+        self._shown = _name(function)
         self._takes_prompt = takes_prompt(function)
 
     def apply(self, values: Floats, history: History) -> None:
@@ -55,12 +58,12 @@ class Processor:
         try:
             # An ordinary tensor, not one of inference mode: it may be changed at any time, in any mode.
             with torch.inference_mode(False), torch.no_grad():
-                result = self._function(*ids, torch.tensor(values))
+                result = self._function(*ids, torch.tensor(values, dtype=torch.float32, device="cpu"))
                 problem = _problem(result, values.shape)
                 if problem is None:
                     changed: Floats = result.detach().to("cpu", torch.float32).numpy()
         except Exception as error:  # the caller's code may raise anything
-            raise self._error(history, f"{type(error).__name__}: {error}") from error
+            raise self._error(history, f"{type(error).__name__}: {_text_of(error)}") from error
         if problem is None and not changed.max() < np.inf:
             problem = "the logits it returned have " + ("NaN" if np.isnan(changed).any() else "+inf")
         if problem is not None:
@@ -68,8 +71,7 @@ class Processor:
         return changed
 
     def _error(self, history: History, problem: str) -> OutpaceError:
-        name, position = _name(self._function), history.position
-        return OutpaceError(f"logits processor {name} failed at position {position}: {problem}")
+        return OutpaceError(f"logits processor {self._shown} failed at position {history.position}: {problem}")
 
 
 def _problem(result: Any, shape: tuple[int, ...]) -> str | None:
@@ -82,5 +84,18 @@ def _problem(result: Any, shape: tuple[int, ...]) -> str | None:
     return f"it returned {returned}, and must return a float tensor of shape {list(shape)}"
 
 
+def _text_of(error: Exception) -> str:
+    """What an error of the caller's says, if its own code can say it."""
+    try:
+        return str(error)
+    except Exception:  # of the caller's class; the request's error names it all the same
+        return "(its message cannot be shown)"
+
+
 def _name(function: LogitsProcessor) -> str:
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+    """For messages; taken when the request is made, because the caller's code may answer with anything."""
+    try:
+        named = getattr(function, "__qualname__", None)
+    except Exception:  # of the caller's class
+        named = None
+    return named if isinstance(named, str) else type(function).__name__
