@@ -143,11 +143,9 @@ async def collect(
 
 async def settled(llm: AsyncLLM) -> None:
     """Waits until the engine has nothing to do, then looks for anything left behind."""
-    engine = llm.built.engine
-    load = llm.load()
-    while load.running or load.waiting or engine.has_work:
+    assert llm._thread is not None
+    while llm.load().running or llm.load().waiting or llm.built.engine.has_work or llm._thread._open:
         await asyncio.sleep(0.002)
-        load = llm.load()
     check_nothing_left(llm)
     assert not asyncio.all_tasks() - {asyncio.current_task()}
 

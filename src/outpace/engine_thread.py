@@ -89,11 +89,11 @@ class EngineThread:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._ended: str | None = None
-        self._open: set[Job] = set()  # also those in the queue; the others only those the engine has
+        self._open: set[Job] = set()  # all whose callers wait for mail, those in the queue included
         self._jobs: dict[int, tuple[Job, Request]] = {}
         self._books = StepBooks(engine.cache.free_rows)
         self._finished: list[FinishedRequest] = []
-        self._leaving: list[Request] = []
+        self._left: list[Job] = []
         self._idle_steps = 0
         self._received = 0
         self._mean: float | None = None
@@ -161,10 +161,8 @@ class EngineThread:
                 return False
             command()
             wait = False
-        if self._finished:
-            self._report(0.0, ())
-        if not self._engine.has_work:
-            self._publish()
+        if self._left:
+            self._book(0.0, (), ())
         return True
 
     def _admit(self, job: Job) -> None:
@@ -177,6 +175,7 @@ class EngineThread:
 
     def _step(self) -> None:
         began = time.perf_counter()
+        events: list[tuple[Job, StreamChunk | OutpaceError]] = []
         try:
             outputs = self._engine.step()
             self._idle_steps = 0 if outputs else self._idle_steps + 1
@@ -186,13 +185,9 @@ class EngineThread:
         except BaseException as error:  # a processor of a caller may raise anything
             self._fail_step(error)
             outputs = []
-        events: list[tuple[Job, StreamChunk | OutpaceError]] = []
         for output in outputs:
             self._sort(output, events)
-        if events:
-            self._send(events)
-        self._report(time.perf_counter() - began, outputs)
-        self._publish()
+        self._book(time.perf_counter() - began, outputs, events)
 
     def _sort(self, step: StepOutput, events: list[tuple[Job, StreamChunk | OutpaceError]]) -> None:
         """Turns what a step brought to one choice into mail for its job."""
@@ -238,13 +233,36 @@ class EngineThread:
             self._engine.abort(request.id)  # ignores those that were taken
             self._jobs.pop(request.id, None)
         job.going_on.clear()
-        self._open.discard(job)
         finished = FinishedRequest.of(output, job.choices, job.prompt, job.arrived)
         self._finished.append(finished)
-        self._leaving += job.choices
+        self._left.append(job)
         if output is not None:
             seconds = finished.total_seconds - (finished.queue_seconds or 0.0)
             self._mean = seconds if self._mean is None else self._mean + _SMOOTHING * (seconds - self._mean)
+
+    def _book(
+        self, seconds: float, outputs: Sequence[StepOutput], events: Sequence[tuple[Job, StreamChunk | OutpaceError]]
+    ) -> None:
+        """Books what happened, and tells the listeners, then the callers.
+
+        In this order, so that a caller who has its last chunk finds its place free and itself in the numbers.
+        """
+        left, self._left = self._left, []
+        finished, self._finished = self._finished, []
+        leaving = [request for job in left for request in job.choices]
+        report = self._books.step(seconds, outputs, finished, leaving, self._engine.cache.free_rows)
+        if seconds or not self._engine.has_work:  # requests that were only just admitted do not count as waiting yet
+            self.snapshot = Snapshot(report.load, self._received, self._mean)
+        for listener in tuple(self._listeners):
+            try:
+                listener(report)
+            except Exception:  # code of others: it must not end anybody's request
+                if id(listener) not in self._warned:
+                    self._warned.add(id(listener))
+                    log.exception("a listener to steps failed; further failures of it are not reported")
+        if events:
+            self._send(events)
+        self._open.difference_update(left)
 
     def _send(self, events: Sequence[tuple[Job, StreamChunk | OutpaceError]]) -> None:
         try:
@@ -253,23 +271,6 @@ class EngineThread:
             if self._loop.is_closed():
                 raise _LoopGone from error
             raise
-
-    def _report(self, seconds: float, outputs: Sequence[StepOutput]) -> None:
-        """Books a step and tells the listeners, after the callers."""
-        finished, self._finished = self._finished, []
-        leaving, self._leaving = self._leaving, []
-        report = self._books.step(seconds, outputs, finished, leaving, self._engine.cache.free_rows)
-        for listener in tuple(self._listeners):
-            try:
-                listener(report)
-            except Exception:  # code of others: it must not end anybody's request
-                if id(listener) not in self._warned:
-                    self._warned.add(id(listener))
-                    log.exception("a listener to steps failed; further failures of it are not reported")
-
-    def _publish(self) -> None:
-        load = self._books.load(self._engine.cache.free_rows)
-        self.snapshot = Snapshot(load, self._received, self._mean)
 
     def _end(self, reason: str) -> None:
         """Takes nothing more, and lets nobody wait: all jobs fail, those still in the queue too."""
@@ -281,8 +282,7 @@ class EngineThread:
         try:
             for job in jobs:
                 self._retire(job, None)
-            self._report(0.0, ())
-            self._publish()
+            self._book(0.0, (), ())
         except Exception:  # after a fault the engine's books may be damaged; the callers know already
             log.exception("the engine could not be cleared")
 
