@@ -21,7 +21,10 @@ import httpx
 import pytest
 
 from outpace.errors import InvalidParameter, OutpaceError
+from outpace.params import SamplingDefaults
 from outpace.server import main as server_main
+from outpace.server import serving
+from outpace.server.arguments import resolve
 from outpace.server.main import bind, main
 from tests.server.tiny_folder import save_tiny_model
 
@@ -203,6 +206,33 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_main, "find_spec", lambda name: None if name == "fastapi" else object())
     with pytest.raises(OutpaceError, match=r"needs fastapi: pip install 'outpace\[server\]'"):
         main(["m"], nullcontext)  # type: ignore[arg-type]
+
+
+@dataclass
+class FakeBuilt:
+    """What `build_engine` changes of an engine."""
+
+    defaults: SamplingDefaults
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", SamplingDefaults(temperature=0.3, top_k=7)),
+        ("--generation-config vllm", SamplingDefaults()),
+        ("--override-generation-config.top_p 0.5", SamplingDefaults(temperature=0.3, top_k=7, top_p=0.5)),
+        (
+            '--generation-config vllm --override-generation-config {"temperature":0,"max_new_tokens":5}',
+            SamplingDefaults(temperature=0, max_tokens=5),
+        ),
+    ],
+)
+def test_sampling_defaults(line: str, expected: SamplingDefaults, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the model's, unless the settings say otherwise."""
+    model = SamplingDefaults(temperature=0.3, top_k=7)
+    monkeypatch.setattr(serving, "build", lambda *args, **options: FakeBuilt(model))
+    built = serving.build_engine(resolve(line.split()), print, print)
+    assert built.defaults == expected
 
 
 def test_an_address_can_be_bound_once() -> None:
