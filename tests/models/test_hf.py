@@ -23,7 +23,7 @@ from tests.models.tiny_models import pack_of, random_ids
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTHS = (150, 41, 7)
-TOKENS = 24
+TOKENS = 16
 
 
 @functools.cache
@@ -102,10 +102,10 @@ def run(engine, jobs):
 
 
 def jobs():
-    prompts = [random_ids(5, 1), random_ids(6, 2) * 22, random_ids(3, 4) * 9, random_ids(40, 5)]
+    prompts = [random_ids(5, 1), random_ids(6, 2) * 22, random_ids(3, 4) * 9]
     return [
         Job(prompt, replace(params, max_tokens=TOKENS), arrives=index)
-        for index, (prompt, params) in enumerate(zip(prompts, (GREEDY, WARM, GREEDY, WARM), strict=True))
+        for index, (prompt, params) in enumerate(zip(prompts, (GREEDY, WARM, GREEDY), strict=True))
     ]
 
 
@@ -117,7 +117,7 @@ def plain(model):
 def assert_same_tokens(model):
     wanted = plain(model)
     assert len({tuple(ids) for ids in wanted}) == len(wanted)
-    for drafter, rows, max_rows in (("ngram", 512, 2400), ("random", 512, 2400), ("ngram", 61, 200)):
+    for drafter, rows, max_rows in (("ngram", 512, 2400), ("random", 61, 170)):  # roomy; in chunks and preempting
         made = NgramDrafter(1, 4) if drafter == "ngram" else random_drafter(VOCAB)
         results = run(make_engine(model, (made,), rows=rows, max_rows=max_rows), jobs())
         assert [result.outputs[0].token_ids for result in results] == wanted
@@ -138,7 +138,7 @@ def test_same_tokens_on_the_slower_ways(path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["gpt2", "qwen3", "mixtral"])
+@pytest.mark.parametrize("kind", ["gpt2", "mixtral"])
 def test_half_precision(kind, dtype):
     model = TransformersModel(tiny_model(kind, dtype))
     assert probe_rows(model).passed

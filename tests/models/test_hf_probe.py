@@ -77,24 +77,26 @@ def test_an_option_of_attention_that_is_not_known(monkeypatch):
         TransformersModel(owner)
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_positions_that_are_counted_and_not_read(dtype, monkeypatch):
+def test_positions_that_are_counted_and_not_read(dtype, quantization, monkeypatch):
     owner = tiny_model("qwen3", dtype)
     rotary = owner.model.rotary_emb
     honest = rotary.forward
     monkeypatch.setattr(rotary, "forward", lambda x, position_ids: honest(x, torch.arange(position_ids.shape[1])[None]))
     with pytest.raises(UnsupportedModel, match="in pieces of several requests its"):
-        TransformersModel(owner)
+        TransformersModel(owner, precision=Precision(quantization, kernels="torch"))
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_state_that_goes_from_row_to_row(dtype, monkeypatch):
+def test_a_state_that_goes_from_row_to_row(dtype, quantization, monkeypatch):
     owner = tiny_model("qwen3", dtype)
     part = owner.model.layers[0].mlp
     honest = part.forward
     monkeypatch.setattr(part, "forward", lambda x: honest(x + F.pad(x, (0, 0, 1, 0))[:, :-1]))
     with pytest.raises(UnsupportedModel, match="in pieces of several requests its"):
-        TransformersModel(owner)
+        TransformersModel(owner, precision=Precision(quantization, kernels="torch"))
 
 
 def test_layers_that_keep_their_attention_to_themselves(monkeypatch):

@@ -82,16 +82,12 @@ class TransformersModel:
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.vocab_size = min(vocab_size or self.vocab_size, self.vocab_size)
         self._borrowed = BorrowedModel(model)
-        self._products = RowProducts(model, precision, pack=False)
-        may_pack = _may_pack(model, precision, pack)
+        self._products = RowProducts(model, precision, pack=_may_pack(model, precision, pack))
         try:
             found = study(self._borrowed, self.vocab_size, self.max_model_len)
             self.rules = tuple(seen.rule for seen in found.seen)
             self._modules = tuple(seen.module for seen in found.seen)
             self.num_layers = len(self.rules)
-            if precision.quantization != "none":
-                check_against_eager(self, self._borrowed, found, rounded=False)
-            self._products = RowProducts(model, precision, pack=may_pack)
             check_against_eager(self, self._borrowed, found, rounded=precision.quantization != "none")
         except _FAULTS as error:  # of somebody else's layers, which are run in a way their author did not foresee
             raise UnsupportedModel(f"{self.kind} is not possible: it fails when it is checked ({error})") from error

@@ -37,7 +37,7 @@ _HARMLESS = {"dropout", "is_causal", "output_attentions", "position_ids", "cache
 _KNOWN = {"scaling", "sliding_window", "softcap", "s_aux"}
 _SAME = 1e-4  # distance of attention from the same float32 numbers
 _NEAR_ROWS = 96  # of masks, looked at one by one
-_FEWEST_ROWS, _STUDY_ROWS, _MOST_ROWS = 20, 72, 300
+_FEWEST_ROWS, _STUDY_ROWS, _MOST_ROWS = 20, 48, 300
 
 
 def refuse_by_config(model: PreTrainedModel) -> None:
