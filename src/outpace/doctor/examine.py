@@ -191,8 +191,9 @@ class _ModelSteps:
         assert lane is not None and self._cache.reserve(lane, size)
 
     def run(self, rows: int) -> torch.Tensor:
-        slots = torch.arange(self._first, self._first + rows)
-        pack = Pack(slots % self._decoder.vocab_size, slots, (Segment(0, 0, rows, self._first),), torch.arange(rows))
+        slots = torch.arange(self._first, self._first + rows, dtype=torch.int64, device="cpu")
+        wanted = torch.arange(rows, dtype=torch.int64, device="cpu")
+        pack = Pack(slots % self._decoder.vocab_size, slots, (Segment(0, 0, rows, self._first),), wanted)
         return self._decoder.forward(pack, self._cache).logits
 
 

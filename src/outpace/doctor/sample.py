@@ -55,10 +55,10 @@ class SampleWeights:
         self._tensors: dict[str, torch.Tensor] = {}
         for name, shape in self.shapes.items():
             if len(shape) < 2:
-                self._tensors[name] = torch.ones(shape)
+                self._tensors[name] = torch.ones(shape, dtype=torch.float32, device="cpu")
             elif not name.startswith("model.layers.") or name.startswith(_FIRST):
                 # Of unit length on average, so that states neither vanish nor grow from layer to layer.
-                values = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+                values = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") * shape[-1] ** -0.5
                 self._tensors[name] = values.half()
 
     def get(self, name: str) -> torch.Tensor:
@@ -106,7 +106,10 @@ class SampleLayers:
         self._layers = load_layers(config, weights, prefixes, precision, lambda: None)
         self._config = config
         self._rope = RopeTable(config.rope, config.head_dim)
-        self._hidden = torch.randn(most_rows, config.hidden_size, generator=torch.Generator().manual_seed(1))
+        generator = torch.Generator().manual_seed(1)
+        self._hidden = torch.randn(
+            most_rows, config.hidden_size, generator=generator, dtype=torch.float32, device="cpu"
+        )
         size = CONTEXT + most_rows
         self._cache = KvCache(
             num_layers=config.num_layers,
@@ -127,7 +130,7 @@ class SampleLayers:
     @torch.inference_mode()
     def step(self, rows: int) -> torch.Tensor:
         """Computes so many rows behind the context. Returns their states, [rows, H]."""
-        rope = self._rope.at(torch.arange(CONTEXT, CONTEXT + rows))
+        rope = self._rope.at(torch.arange(CONTEXT, CONTEXT + rows, dtype=torch.int64, device="cpu"))
         segments = (Segment(0, 0, rows, CONTEXT),)
         end = self._config.num_layers
         return self._layers.run(self._hidden[:rows], rope, segments, 0, end, self._cache, {}, None)

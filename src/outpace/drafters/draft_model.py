@@ -141,6 +141,10 @@ class DraftModelDrafter:
                 state.num_fed += len(growth.rows)
             else:
                 state.num_rows += len(growth.rows)
-        last = torch.tensor([segment.end - 1 for segment in segments] if wanted else [], dtype=torch.int64)
-        pack = Pack(torch.tensor(ids), torch.tensor(positions), tuple(segments), last)
+        pack = Pack(
+            ids=torch.tensor(ids, dtype=torch.int64, device="cpu"),
+            positions=torch.tensor(positions, dtype=torch.int64, device="cpu"),
+            segments=tuple(segments),
+            logits_rows=torch.tensor([s.end - 1 for s in segments] if wanted else [], dtype=torch.int64, device="cpu"),
+        )
         return self._model.forward(pack, self._cache).logits

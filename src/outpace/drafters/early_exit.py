@@ -139,8 +139,9 @@ class EarlyExitDrafter:
             ids.append(growth.ids[-1] if growth.ids else growth.ask.token_ids[-1])
             positions.append(position)
             segments.append(Segment(growth.ask.lane, row, row + 1, position))
-        hidden = self._model.embed(torch.tensor(ids))
-        hidden = self._model.run_layers(hidden, torch.tensor(positions), segments, 0, self.exit_layer, self._cache)
+        hidden = self._model.embed(torch.tensor(ids, dtype=torch.int64, device="cpu"))
+        where = torch.tensor(positions, dtype=torch.int64, device="cpu")
+        hidden = self._model.run_layers(hidden, where, segments, 0, self.exit_layer, self._cache)
         for row, growth in enumerate(growths):
             growth.hidden.append(hidden[row : row + 1])
 
@@ -168,8 +169,9 @@ class EarlyExitDrafter:
             else:
                 state.num_rows += count
             state.pending = []
-        last = torch.tensor([segment.end - 1 for segment in segments] if wanted else [], dtype=torch.int64)
-        return self._adapter.logits(torch.cat(hidden), torch.tensor(positions), segments, last)
+        where = torch.tensor(positions, dtype=torch.int64, device="cpu")
+        last = torch.tensor([s.end - 1 for s in segments] if wanted else [], dtype=torch.int64, device="cpu")
+        return self._adapter.logits(torch.cat(hidden), where, segments, last)
 
     def _reserve(self, growth: _Growth) -> bool:
         state = self._states[growth.ask.request_id]

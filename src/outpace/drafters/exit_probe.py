@@ -63,7 +63,7 @@ def probe_exits(
     assert lane is not None, "the probe needs a free lane"
     try:
         assert cache.reserve(lane, len(ids))
-        every_row = torch.arange(len(ids))
+        every_row = torch.arange(len(ids), dtype=torch.int64, device="cpu")
         result = model.forward(_pack(ids, 0, lane, every_row, tuple(layers)), cache)
         own = result.logits.argmax(-1)
         agreement: dict[int, float] = {}
@@ -101,7 +101,8 @@ def _row_costs(model: LayeredModel, cache: Cache, ids: Sequence[int], lane: int,
     """Seconds of a pass over 1, 2, ... most_tokens + 1 rows at the end of the text."""
     costs: list[float] = []
     for rows in range(1, min(most_tokens, len(ids) - 1) + 2):
-        pack = _pack(ids[-rows:], len(ids) - rows, lane, torch.arange(rows), ())
+        wanted = torch.arange(rows, dtype=torch.int64, device="cpu")
+        pack = _pack(ids[-rows:], len(ids) - rows, lane, wanted, ())
         costs.append(_seconds(partial(model.forward, pack, cache)))
     return costs
 
@@ -117,5 +118,6 @@ def _seconds(work: Callable[[], object], repeats: int = 3) -> float:
 
 
 def _pack(ids: Sequence[int], first: int, lane: int, wanted: torch.Tensor, aux_layers: tuple[int, ...]) -> Pack:
-    positions = torch.arange(first, first + len(ids))
-    return Pack(torch.tensor(list(ids)), positions, (Segment(lane, 0, len(ids), first),), wanted, aux_layers)
+    positions = torch.arange(first, first + len(ids), dtype=torch.int64, device="cpu")
+    rows = torch.tensor(list(ids), dtype=torch.int64, device="cpu")
+    return Pack(rows, positions, (Segment(lane, 0, len(ids), first),), wanted, aux_layers)

@@ -66,13 +66,14 @@ class AttentionPlan:
         self.segments = tuple(segments)
         self.num_rows = _count_rows(self.segments)
         self._cache: KvCache | None = None
-        self._slots = torch.empty(0, dtype=torch.int64)
+        self._slots = torch.empty(0, dtype=torch.int64, device="cpu")
         tiles = cut_tiles(self.segments, self.layout, sliding_window=sliding_window, row_by_row=row_by_row)
         folds = [_fold_indices(tile, self.layout) for tile in tiles]
         self._fold, self._unfold = _joint_indices(folds, self.num_rows * num_heads)
-        self._query = torch.empty(len(self._fold), head_dim)
-        self._output = torch.empty(len(self._fold), head_dim)
-        scratch = torch.empty(2, max((tile.num_scores(self.layout) for tile in tiles), default=0))
+        self._query = torch.empty(len(self._fold), head_dim, dtype=torch.float32, device="cpu")
+        self._output = torch.empty(len(self._fold), head_dim, dtype=torch.float32, device="cpu")
+        most_scores = max((tile.num_scores(self.layout) for tile in tiles), default=0)
+        scratch = torch.empty(2, most_scores, dtype=torch.float32, device="cpu")
         self._products: list[_Product] = []
         begin = 0
         for tile, fold in zip(tiles, folds, strict=True):

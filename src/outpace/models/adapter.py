@@ -72,7 +72,7 @@ class BlockAdapter:
         rope = self._model.rope.at(positions)
         hidden = self._layers.run(hidden, rope, segments, 0, 1, self.cache, {}, wanted)
         if not len(hidden):
-            return torch.empty(0, self._model.vocab_size)
+            return torch.empty(0, self._model.vocab_size, dtype=torch.float32, device="cpu")
         logits: torch.Tensor = self._head.logits(hidden)
         return logits
 

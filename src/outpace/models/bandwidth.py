@@ -14,7 +14,7 @@ _BYTES = 256 << 20
 
 def read_bytes_per_second(repeats: int = 5) -> float:
     """Best of some passes over a block of memory, with the threads torch uses now."""
-    block = torch.ones(_BYTES // 4)
+    block = torch.ones(_BYTES // 4, dtype=torch.float32, device="cpu")
     best = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()

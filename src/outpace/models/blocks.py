@@ -41,7 +41,7 @@ class RmsNorm:
         self._eps = eps
         # (x, -x) has mean zero and variance mean(x²): its layer norm is the RMS norm, at half the time of torch's own.
         grouped = weight.dim() > 1
-        self._inner = None if grouped else torch.cat((weight.float(), torch.zeros(self._width)))
+        self._inner = None if grouped else F.pad(weight.float(), (0, self._width))
         self._outer = weight.float().contiguous() if grouped else None
         self.weight_bytes = 4 * weight.numel() * (1 if grouped else 2)
 
@@ -155,7 +155,7 @@ def _rotated(heads: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     width = heads.shape[1] * heads.shape[2]
     if len(heads) * width < _PARALLEL_GRAIN:
         return heads * rope
-    result = torch.empty(heads.shape, dtype=heads.dtype)
+    result = torch.empty_like(heads, memory_format=torch.contiguous_format)
     for piece in _pieces(len(heads), width):
         torch.mul(heads[piece], rope[piece], out=result[piece])
     return result
@@ -166,7 +166,7 @@ def _gated(gate_up: torch.Tensor, width: int) -> torch.Tensor:
     gate, up = gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)
     if len(gate) * width < _PARALLEL_GRAIN:
         return F.silu(gate).mul_(up)
-    result = torch.empty(len(gate), width)
+    result = gate.new_empty(len(gate), width)
     for piece in _pieces(len(gate), width):
         torch.mul(F.silu(gate[piece]), up[piece], out=result[piece])
     return result

@@ -129,7 +129,10 @@ class Decoder:
         Raises:
             ValueError: kept rows are not the first of their segments.
         """
-        aux = {layer: torch.zeros(pack.num_rows, self.hidden_size) for layer in pack.aux_layers}
+        aux = {
+            layer: torch.zeros(pack.num_rows, self.hidden_size, dtype=torch.float32, device="cpu")
+            for layer in pack.aux_layers
+        }
         begin = pack.resume_layer if pack.resume_rows is not None else 0
         hidden = self._enter(pack, begin, cache, aux)
         all_wanted = self.num_layers in aux or len(pack.logits_rows) == pack.num_rows
@@ -174,7 +177,7 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and head: [N, H] states leaving the last layer -> [N, V] float32."""
         if not len(hidden):
-            return torch.empty(0, self.vocab_size)
+            return torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu")
         if self.row_path is RowPath.SINGLE_ROWS:
             return torch.cat([self.head.logits(row) for row in torch.split(hidden, 1)])
         return self.head.logits(hidden)
@@ -184,10 +187,10 @@ class Decoder:
         if pack.resume_rows is None or pack.resume_hidden is None:
             return self.embed(pack.ids)
         rest, segments = _without_kept(pack.segments, pack.resume_rows.tolist())
-        hidden = torch.empty(pack.num_rows, self.hidden_size)
+        hidden = torch.empty(pack.num_rows, self.hidden_size, dtype=torch.float32, device="cpu")
         hidden[pack.resume_rows] = pack.resume_hidden
         if rest:
-            rows = torch.tensor(rest)
+            rows = torch.tensor(rest, dtype=torch.int64, device="cpu")
             below = {layer: aux[layer] for layer in aux if layer < begin}
             states = self.embed(pack.ids[rows])
             hidden[rows] = self._run(states, pack.positions[rows], segments, 0, begin, cache, below, None)

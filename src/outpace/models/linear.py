@@ -178,7 +178,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: s
 
 def describe_precision(quantization: str) -> str:
     """What `describe` of every layer will say, before any is loaded."""
-    return pack_linear(torch.eye(16), None, quantization).describe()
+    return pack_linear(torch.eye(16, dtype=torch.float32, device="cpu"), None, quantization).describe()
 
 
 def _nbytes(tensor: torch.Tensor | None) -> int:
@@ -187,8 +187,8 @@ def _nbytes(tensor: torch.Tensor | None) -> int:
 
 def _pack_int8(weight: torch.Tensor) -> torch.ScriptObject:
     outputs, inputs = weight.shape
-    integers = torch.empty(outputs, inputs, dtype=torch.int8)
-    scales = torch.empty(outputs, dtype=torch.float64)
+    integers = torch.empty(outputs, inputs, dtype=torch.int8, device="cpu")
+    scales = torch.empty(outputs, dtype=torch.float64, device="cpu")
     for start in range(0, outputs, _PACKING_ROWS):
         part = slice(start, start + _PACKING_ROWS)
         block = weight[part].float()
@@ -197,7 +197,7 @@ def _pack_int8(weight: torch.Tensor) -> torch.ScriptObject:
         scale = torch.where(largest == 0, 1.0, largest / _WEIGHT_LEVELS)
         integers[part] = block.div(scale).round_()
         scales[part] = scale[:, 0]
-    zeros = torch.zeros(outputs, dtype=torch.long)
+    zeros = torch.zeros(outputs, dtype=torch.long, device="cpu")
     engine = torch.backends.quantized.engine
     torch.backends.quantized.engine = "fbgemm"
     try:
@@ -223,7 +223,8 @@ def has_int8() -> bool:
 @functools.cache
 def _has_prepacked() -> bool:
     try:
-        PrepackedLinear(torch.eye(16), None)(torch.ones(1, 16))
+        weight = torch.eye(16, dtype=torch.float32, device="cpu")
+        PrepackedLinear(weight, None)(weight[:1])
     except (RuntimeError, AttributeError) as error:
         _LOG.warning("oneDNN's prepacked fp32 linear layer does not run here (%s); rows go one at a time", error)
         return False

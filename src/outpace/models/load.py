@@ -148,7 +148,7 @@ def _sample_rows(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     """Some rows of a matrix, spread over it, in float32; no others are read."""
     blocks = checkpoint.blocks(name)
     count = checkpoint.shapes[name][0]
-    rows = torch.arange(0, count, max(1, count // _SAMPLED_ROWS))
+    rows = torch.arange(0, count, max(1, count // _SAMPLED_ROWS), dtype=torch.int64, device="cpu")
     if blocks is None:
         return checkpoint.get(name)[rows].float()
     return torch.cat([blocks.dequantize(row, row + 1) for row in rows.tolist()])

@@ -135,7 +135,10 @@ def _no_progress(done: int, total: int) -> None:
 def _count_changed(decoder: Decoder, progress: Progress) -> tuple[int, int, bytes]:
     """(rows that came out different, rows compared, digest of the rows computed one at a time)."""
     generator = torch.Generator().manual_seed(0)
-    ids = [torch.randint(decoder.vocab_size, (count,), generator=generator) for count in (_LONG, _SHORT)]
+    ids = [
+        torch.randint(decoder.vocab_size, (count,), generator=generator, dtype=torch.int64, device="cpu")
+        for count in (_LONG, _SHORT)
+    ]
     total, computed = len(_ONE_BY_ONE) + sum(map(len, _ARRANGEMENTS)), itertools.count(1)
 
     def step_done() -> None:
@@ -184,7 +187,7 @@ def _run_step(
     for lane, first, end in step:
         segments.append(Segment(lane, begin, begin + end - first, first))
         begin += end - first
-    positions = torch.cat([torch.arange(first, end) for _, first, end in step])
+    positions = torch.cat([torch.arange(first, end, dtype=torch.int64, device="cpu") for _, first, end in step])
     hidden = decoder.embed(torch.cat([ids[lane][first:end] for lane, first, end in step]))
     for layer in layers:
         hidden = decoder.run_layers(hidden, positions, segments, layer, layer + 1, cache)

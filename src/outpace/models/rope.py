@@ -38,7 +38,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, 
     Returns:
         ([D/2] float32, attention factor)
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     frequencies: torch.Tensor = 1.0 / rope.theta**exponents
     if rope.type == "linear":
         return frequencies / rope.factor, 1.0
@@ -66,7 +66,7 @@ def _yarn(frequencies: torch.Tensor, rope: RopeConfig, head_dim: int) -> torch.T
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     span = (high - low) or 0.001
-    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low) / span).clamp(0, 1)
     return frequencies / rope.factor * stretched + frequencies * (1 - stretched)
 
 
@@ -91,7 +91,7 @@ class RopeTable:
 
     def __init__(self, rope: RopeConfig, head_dim: int) -> None:
         self._frequencies, self._scale = inverse_frequencies(rope, head_dim)
-        self._table = torch.empty(0, head_dim // 2, dtype=torch.complex64)
+        self._table = torch.empty(0, head_dim // 2, dtype=torch.complex64, device="cpu")
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """Factors of these positions.
@@ -110,6 +110,6 @@ class RopeTable:
     def _grow(self, length: int) -> None:
         blocks = [self._table]
         for start in range(len(self._table), length, _BLOCK):
-            angles = torch.arange(start, start + _BLOCK, dtype=torch.float32)[:, None] * self._frequencies
+            angles = torch.arange(start, start + _BLOCK, dtype=torch.float32, device="cpu")[:, None] * self._frequencies
             blocks.append(torch.complex(angles.cos() * self._scale, angles.sin() * self._scale))
         self._table = torch.cat(blocks)

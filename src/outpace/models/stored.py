@@ -158,7 +158,7 @@ def to_half(read: Callable[[int, int], Rows], shape: tuple[int, int]) -> torch.T
         shape: rows and columns.
     """
     for dtype in (torch.float16, torch.bfloat16):
-        values = torch.empty(shape, dtype=dtype)
+        values = torch.empty(shape, dtype=dtype, device="cpu")
         if _fill(read, values):
             return values
     return None

@@ -107,7 +107,7 @@ def processed_reference(
         values[token] += np.float32(bias)
     for function in params.logits_processors:
         ids = (list(prompt_ids), list(output_ids)) if takes_prompt(function) else (list(output_ids),)
-        result = function(*ids, torch.tensor(values, dtype=torch.float32))
+        result = function(*ids, torch.tensor(values, dtype=torch.float32, device="cpu"))
         values = [np.float32(-np.inf if z == -np.inf else new) for z, new in zip(values, result.tolist(), strict=True)]
     return [float(_penalised(z, token, params, prompt_ids, output_ids)) for token, z in enumerate(values)]
 

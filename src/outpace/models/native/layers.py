@@ -14,6 +14,7 @@ from outpace.kv.cache import KvCache
 from outpace.models.config import DecoderConfig
 from outpace.models.native.library import library
 from outpace.models.native.matrix import PackedMatrices, Stored, bits_of, format_of
+from outpace.models.native.pointers import address_of
 from outpace.models.native.structures import LayerStruct, RunStruct, SegmentStruct, ShapeStruct
 from outpace.models.precision import Precision
 from outpace.models.weights import WeightSource
@@ -87,19 +88,19 @@ class NativeLayers:
         self.weight_bytes += packed.weight_bytes
         for (field, _), struct in zip(_PROJECTIONS, packed.structs, strict=True):
             setattr(layer, field, struct)
-        layer.input_norm = self._vector(weights, f"{prefix}input_layernorm.weight")
-        layer.mlp_norm = self._vector(weights, f"{prefix}post_attention_layernorm.weight")
+        layer.input_norm = self._vector(weights, f"{prefix}input_layernorm.weight", config.hidden_size)
+        layer.mlp_norm = self._vector(weights, f"{prefix}post_attention_layernorm.weight", config.hidden_size)
         if config.qk_norm:
-            layer.query_norm = self._vector(weights, f"{prefix}self_attn.q_norm.weight")
-            layer.key_norm = self._vector(weights, f"{prefix}self_attn.k_norm.weight")
+            layer.query_norm = self._vector(weights, f"{prefix}self_attn.q_norm.weight", config.head_dim)
+            layer.key_norm = self._vector(weights, f"{prefix}self_attn.k_norm.weight", config.head_dim)
         layer.window = window or 0
 
-    def _vector(self, weights: WeightSource, name: str) -> int:
-        """Address of a norm's weight, which lives as long as the layers."""
+    def _vector(self, weights: WeightSource, name: str, size: int) -> int:
+        """Address of a norm's weight [size], which lives as long as the layers."""
         vector = weights.get(name).float().contiguous().clone()
         self._kept.append(vector)
         self.weight_bytes += vector.nbytes
-        return vector.data_ptr()
+        return address_of(vector, torch.float32, (size,))
 
     def describe(self) -> str:
         return " and ".join(bits_of(format) for format in sorted(self._formats))
@@ -118,7 +119,8 @@ class NativeLayers:
         """See `stack.LayerStack.run`.
 
         Raises:
-            ValueError: the cache's heads are not the model's, or a slot to be written is not reserved.
+            ValueError: the cache's heads are not the model's, a slot to be written is not reserved, or a tensor is of
+                another type or shape than `LayerStack.run` asks for.
             OutOfMemory: no memory for the rows of this pack.
         """
         pools = self._pools_of(cache)
@@ -130,17 +132,18 @@ class NativeLayers:
         )
         hidden = hidden.clone(memory_format=torch.contiguous_format)
         rope = rope.contiguous()
+        rows = len(hidden)
         run = RunStruct(
             shape=ctypes.addressof(self._shape),
             layers=ctypes.addressof(self._layers),
             begin=begin,
             end=end,
-            rows=len(hidden),
+            rows=rows,
             segments=len(segments),
             capacity=cache.padded_capacity,
             threads=torch.get_num_threads(),
-            hidden=hidden.data_ptr(),
-            turns=rope.data_ptr(),
+            hidden=address_of(hidden, torch.float32, (rows, self._shape.hidden)),
+            turns=address_of(rope, torch.complex64, (rows, 1, self._shape.head_dim // 2)),
             segment=ctypes.addressof(places),
             keys=ctypes.addressof(pools.keys),
             values=ctypes.addressof(pools.values),
@@ -149,13 +152,13 @@ class NativeLayers:
         entering = (ctypes.c_void_p * (len(self._layers) + 1))() if copies else None
         if entering is not None:
             for layer, copy in copies.items():
-                entering[layer] = copy.data_ptr()
+                entering[layer] = address_of(copy, torch.float32)
             run.entering = ctypes.addressof(entering)
         if keep is not None:
             keep = keep.contiguous()
-            run.keep, run.kept = keep.data_ptr() or ctypes.addressof(places), len(keep)
+            run.keep, run.kept = address_of(keep, torch.int64) or ctypes.addressof(places), len(keep)
         if library().run_layers(ctypes.byref(run)):
-            raise OutOfMemory(f"no memory is left to compute {len(hidden)} rows")
+            raise OutOfMemory(f"no memory is left to compute {rows} rows")
         aux.update(copies)
         if keep is None:
             return hidden
@@ -173,10 +176,11 @@ class NativeLayers:
                 )
             kind = ctypes.c_void_p * cache.num_layers
             layers = range(cache.num_layers)
+            shape = (cache.num_lanes * cache.num_kv_heads, cache.padded_capacity, cache.head_dim)
             pools = _Pools(
                 weakref.ref(cache),
-                kind(*[cache.keys(layer).data_ptr() for layer in layers]),
-                kind(*[cache.values(layer).data_ptr() for layer in layers]),
+                kind(*[address_of(cache.keys(layer), torch.float32, shape) for layer in layers]),
+                kind(*[address_of(cache.values(layer), torch.float32, shape) for layer in layers]),
             )
             self._pools = pools
         return pools
@@ -225,21 +229,27 @@ class NativeHead:
         return self._description
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, H] -> [N, V] float32."""
+        """[N, H] float32 -> [N, V] float32.
+
+        Raises:
+            ValueError: `hidden` is of another type or width.
+            OutOfMemory: no memory for so many rows.
+        """
         struct = self._matrix.structs[0]
         hidden = hidden.contiguous()
-        logits = torch.empty(len(hidden), struct.outputs)
+        rows, width = len(hidden), self._config.hidden_size
+        logits = torch.empty(rows, struct.outputs, dtype=torch.float32, device="cpu")
         failed = library().run_head(
-            ctypes.c_void_p(self._norm.data_ptr()),
+            ctypes.c_void_p(address_of(self._norm, torch.float32, (width,))),
             ctypes.c_float(self._config.rms_norm_eps),
             ctypes.byref(struct),
-            ctypes.c_void_p(hidden.data_ptr()),
-            len(hidden),
-            ctypes.c_void_p(logits.data_ptr()),
+            ctypes.c_void_p(address_of(hidden, torch.float32, (rows, width))),
+            rows,
+            ctypes.c_void_p(address_of(logits, torch.float32)),
             torch.get_num_threads(),
         )
         if failed:
-            raise OutOfMemory(f"no memory is left to compute logits of {len(hidden)} rows")
+            raise OutOfMemory(f"no memory is left to compute logits of {rows} rows")
         return logits
 
 

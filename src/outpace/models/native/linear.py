@@ -8,6 +8,7 @@ import torch
 
 from outpace.models.native.library import library
 from outpace.models.native.matrix import GROUP, PackedMatrices, Stored, bits_of, source_of
+from outpace.models.native.pointers import address_of
 from outpace.models.native.structures import Format, InputsStruct
 
 __all__ = ["NativeLinear"]
@@ -41,21 +42,24 @@ class NativeLinear:
         return bits_of(self._format)
 
     def __call__(self, rows: torch.Tensor, threads: int) -> torch.Tensor:
-        """[R, in] float32 -> [R, out] float32, on up to `threads` threads, which change no bit."""
-        count, width = rows.shape
-        padded = self._matrix.padded
+        """[R, in] float32 -> [R, out] float32, on up to `threads` threads, which change no bit.
+
+        Raises:
+            ValueError: `rows` is of another type or width.
+        """
+        count, width, padded = len(rows), self._matrix.inputs, self._matrix.padded
         if padded != width:
-            rows = torch.nn.functional.pad(rows, (0, padded - width))
+            rows = torch.nn.functional.pad(rows, (0, padded - width))  # another width shows below
         rows = rows.contiguous()
         groups = padded // GROUP
-        inputs = InputsStruct(count=count, padded=padded, groups=groups, values=rows.data_ptr())
+        values = address_of(rows, torch.float32, (count, padded))
+        inputs = InputsStruct(count=count, padded=padded, groups=groups, values=values)
         if self._int8:
-            words = torch.empty(count, padded, dtype=torch.int16)
-            scales = torch.empty(count, groups)
-            inputs.words, inputs.word_scale = words.data_ptr(), scales.data_ptr()
-        result = torch.empty(count, self._matrix.outputs)
+            words = torch.empty(count, padded, dtype=torch.int16, device="cpu")
+            scales = torch.empty(count, groups, dtype=torch.float32, device="cpu")
+            inputs.words, inputs.word_scale = address_of(words, torch.int16), address_of(scales, torch.float32)
+        result = torch.empty(count, self._matrix.outputs, dtype=torch.float32, device="cpu")
         if count:
-            library().run_linear(
-                ctypes.byref(self._matrix), ctypes.byref(inputs), ctypes.c_void_p(result.data_ptr()), threads
-            )
+            target = ctypes.c_void_p(address_of(result, torch.float32))
+            library().run_linear(ctypes.byref(self._matrix), ctypes.byref(inputs), target, threads)
         return result

@@ -11,6 +11,7 @@ import torch
 
 from outpace.errors import OutOfMemory, UnsupportedModel
 from outpace.models.native.library import library
+from outpace.models.native.pointers import address_of
 from outpace.models.native.structures import Format, MatrixStruct, PackingStruct, Source
 from outpace.models.precision import Precision
 from outpace.models.weights import WeightSource
@@ -31,6 +32,7 @@ _BLOCK_SOURCES = {
     "Q6_K": Source.Q6_K,
 }
 _FLOAT_SOURCES = {torch.float32: Source.F32, torch.float16: Source.F16, torch.bfloat16: Source.BF16}
+_SOURCE_DTYPES = {source: dtype for dtype, source in _FLOAT_SOURCES.items()}  # the others are bytes
 _FLOAT_FORMATS = {Source.F32: Format.F32, Source.F16: Format.F16, Source.BF16: Format.BF16}
 _FOUR_BITS = frozenset({Source.Q4_0, Source.Q4_1, Source.Q4_K})
 _SIX_BITS = frozenset({Source.Q5_0, Source.Q6_K})
@@ -78,7 +80,7 @@ class Stored:
         return -(-self.inputs // GROUP) * GROUP
 
     def packing(self, format: int = Format.F32) -> PackingStruct:
-        """What pack.c is told about it."""
+        """What pack.c is told about it. ValueError if the data are not what `source` says."""
         return PackingStruct(
             source=self.source,
             format=format,
@@ -87,13 +89,16 @@ class Stored:
             padded=self.padded,
             threads=torch.get_num_threads(),
             row_bytes=self.data.stride(0) * self.data.element_size(),
-            rows=self.data.data_ptr(),
+            rows=address_of(self.data, _SOURCE_DTYPES.get(self.source, torch.uint8)),
         )
 
     def read_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids` [R] int64, each below `outputs`: [R, inputs] float32."""
-        rows = torch.empty(len(ids), self.inputs)
-        if library().read_rows(ctypes.byref(self.packing()), ctypes.c_void_p(ids.data_ptr()), len(ids), _pointer(rows)):
+        rows = torch.empty(len(ids), self.inputs, dtype=torch.float32, device="cpu")
+        wanted, target = address_of(ids, torch.int64), address_of(rows, torch.float32)
+        if library().read_rows(
+            ctypes.byref(self.packing()), ctypes.c_void_p(wanted), len(ids), ctypes.c_void_p(target)
+        ):
             raise OutOfMemory("no memory is left to read rows of the embedding")
         return rows
 
@@ -178,7 +183,7 @@ class PackedMatrices:
             if bias is not None:
                 bias_at = end - -(-stored.outputs // PANEL) * PANEL * 4
                 values = bias.float().contiguous()
-                ctypes.memmove(bias_at, values.data_ptr(), values.nbytes)
+                ctypes.memmove(bias_at, address_of(values, torch.float32, (stored.outputs,)), values.nbytes)
             self.structs.append(
                 MatrixStruct(format, stored.outputs, stored.inputs, stored.padded, panels=at, bias=bias_at)
             )
@@ -201,7 +206,3 @@ def _zeroed(num_bytes: int) -> mmap.mmap:
     if num_bytes >= 2 * _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
-
-
-def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
