@@ -190,6 +190,8 @@ def build(
         },
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_logprobs=config.max_logprobs,
+        enable_prefix_caching=config.enable_prefix_caching,
         weight_bytes=target.weight_bytes,
         before_step=_do_nothing if governor is None else governor.adjust,
     )

@@ -24,6 +24,7 @@ __all__ = [
     "id_biases",
     "impossible",
     "integer",
+    "num_arguments",
     "number",
     "one_of",
     "optional",
@@ -212,7 +213,7 @@ def processors(name: str, value: Any, valid: str) -> tuple[Callable[..., Any], .
     """Callables of two or three positional arguments, as a tuple; None is none of them."""
     items = _items(name, value, valid)
     for item in items:
-        if not callable(item) or not _takes_two_or_three(item):
+        if not callable(item) or num_arguments(item) is None:
             raise _impossible_item(name, item, valid)
     return tuple(items)
 
@@ -266,19 +267,20 @@ def _first_repeated(items: list[str]) -> str | None:
     return None
 
 
-def _takes_two_or_three(function: Callable[..., Any]) -> bool:
-    """Whether it can be called with three arguments by position if it asks for three, else with two.
+def num_arguments(function: Callable[..., Any]) -> int | None:
+    """How a logits processor is called: with three arguments by position if it asks for three, else with two.
 
-    Some functions written in C do not say what they take: they are taken, and a call that fails says so.
+    None if that cannot be. Some functions written in C do not say what they take: they get two, and a call that fails
+    says so. Parameters with a default are left alone.
     """
     try:
         signature = inspect.signature(function)
     except Exception:  # of the caller's code too
-        return True
+        return 2
     positional = [item for item in signature.parameters.values() if item.kind in _BY_POSITION]
-    required = sum(item.default is item.empty for item in positional)
+    count = 3 if sum(item.default is item.empty for item in positional) == 3 else 2
     try:
-        signature.bind(*range(3 if required == 3 else 2))
+        signature.bind(*range(count))
     except TypeError:
-        return False
-    return True
+        return None
+    return count

@@ -182,7 +182,11 @@ class EngineConfig:
     )
     max_num_seqs: int = _option(8, "most requests computed side by side")
     max_num_batched_tokens: int = _option(512, "most rows (tokens) computed in one step; long prompts go in chunks")
+    max_logprobs: int = _option(20, "most log probabilities a token that a request may ask for; -1: no limit")
     cache_tokens: int | None = _option(None, "most cached tokens over all requests; None: what memory allows")
+    enable_prefix_caching: bool = _option(
+        True, "keep rows of finished requests for those that begin with the same tokens; never changes text"
+    )
     threads: int | None = _option(
         None, "CPU threads; None: the cores nobody else is using, looked at again while running"
     )
@@ -198,11 +202,13 @@ class EngineConfig:
                 # Far more threads than cores only wait for each other: 1000 on two cores took 48 s a token.
                 most = 4 * (os.cpu_count() or 1) if name == "threads" else None
                 object.__setattr__(self, name, _count(name, getattr(self, name), most))
+        most = check_integer("max_logprobs", self.max_logprobs, low=-1, text="a count, or -1 for no limit")
+        object.__setattr__(self, "max_logprobs", most)
         if not isinstance(self.model, str) or not self.model:
             raise InvalidParameter(
                 f"model={self.model!r} is not possible: give a hub id, a folder, a GGUF file or an alias"
             )
-        for name in ("trust_remote_code", "allow_pickle"):
+        for name in ("enable_prefix_caching", "trust_remote_code", "allow_pickle"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} is not possible: it must be True or False")
 

@@ -18,6 +18,9 @@ Every message names the value, the limit and what would work, in one or two line
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 __all__ = [
     "BadInput",
     "CheckpointError",
@@ -92,4 +95,12 @@ class Unavailable(OutpaceError):
 
 
 class RequestFailed(OutpaceError):
-    """This request failed inside the engine, or ended because the engine did."""
+    """This request failed inside the engine, or ended because the engine did.
+
+    Args:
+        outputs: of `LLM.generate`, one a prompt: those that did not fail, None for those that did.
+    """
+
+    def __init__(self, message: str, outputs: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.outputs = list(outputs)

@@ -11,7 +11,7 @@ from outpace.build import Built, Notify, Progress, build
 from outpace.config import EngineConfig, SpeculativeConfig
 from outpace.engine.outputs import RequestOutput, StepOutput, StreamChunk
 from outpace.engine.request import Request
-from outpace.errors import InvalidParameter, InvalidPrompt, OutpaceError
+from outpace.errors import InvalidParameter, InvalidPrompt, OutpaceError, RequestFailed
 from outpace.params import SamplingParams, SpeculationParams
 from outpace.prompts import Messages, Prompt, as_prompts, encode_prompt, is_conversation, prepare_choices
 
@@ -80,7 +80,8 @@ class LLM:
 
         Raises:
             BadInput: a prompt or parameter is not possible; nothing is generated then.
-            OutpaceError: a request failed inside the engine (a logits processor raised, say).
+            RequestFailed: a request failed inside the engine (a logits processor raised, say); the outputs of the
+                others are in its `outputs`.
         """
         many = as_prompts(prompts)
         each = _for_each(sampling_params, len(many))
@@ -92,7 +93,7 @@ class LLM:
             for request in requests:
                 while not self._next(request.id).finish_reason:
                     continue
-            return [self._take(group, prompt) for group, prompt in zip(groups, many, strict=True)]
+            return self._take_all(groups, many)
         finally:
             for request in requests:
                 self._drop(request.id)
@@ -213,6 +214,19 @@ class LLM:
         finally:
             for request in group:
                 self._drop(request.id)
+
+    def _take_all(self, groups: Sequence[Sequence[Request]], prompts: Sequence[Prompt]) -> list[RequestOutput]:
+        outputs: list[RequestOutput | None] = []
+        failures: list[str] = []
+        for number, (group, prompt) in enumerate(zip(groups, prompts, strict=True), 1):
+            try:
+                outputs.append(self._take(group, prompt))
+            except RequestFailed as error:
+                outputs.append(None)
+                failures.append(f"prompt {number} of {len(prompts)}: {error}" if len(prompts) > 1 else str(error))
+        if failures:
+            raise RequestFailed(failures[0], outputs)
+        return [output for output in outputs if output is not None]
 
     def _take(self, group: Sequence[Request], prompt: Prompt) -> RequestOutput:
         """The choices of one request, joined."""

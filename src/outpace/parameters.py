@@ -44,8 +44,8 @@ The logits of every row, drafted or not, pass in this order:
 1. ids that the tokenizer does not have, tokens that are not in `allowed_token_ids`, and those that the grammar of
    `structured_outputs` refuses are ruled out;
 2. `bad_words`;
-3. `logit_bias`;
-4. `min_tokens`: EOS and stop tokens are ruled out until there are enough tokens;
+3. `min_tokens`: EOS and stop tokens are ruled out until there are enough tokens;
+4. `logit_bias`;
 5. `logits_processors`, in their order;
 6. penalties: `repetition_penalty`, `frequency_penalty`, `presence_penalty`;
 7. `temperature`; at 0 the most likely token is taken (the lowest id of equal ones), and nothing below applies;

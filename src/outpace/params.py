@@ -45,7 +45,7 @@ MAX_CHOICES = 128
 """Upper limit of n."""
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
-_COUNT = "an integer: a count of 0 or more, or -1 for all"
+_COUNT = "an integer: a count of 0 or more, or -1 for all; at most the engine's max_logprobs (20 unless it says more)"
 _STRUCTURES = ", ".join(item.name for item in fields(StructuredOutputs))
 _EVERY_ROW = "every row of a draft is processed as if it came alone; drafters draw with it too"
 _COUNTED = "every row counts the draft tokens before it, as if they were committed"
@@ -70,6 +70,18 @@ LogitsProcessor = Callable[..., Any]
 `logits` is a torch tensor [V] float32 of its own, which may be changed and returned; the ids are lists. It must be a
 pure function: it is called for draft tokens that may be given up, and again after them.
 """
+
+
+def _seed(name: str, value: Any, valid: str) -> int | None:
+    seed: int = integer(-(2**63), 2**64 - 1)(name, value, valid)
+    return None if seed == -1 else seed
+
+
+def _count_of_logprobs(name: str, value: Any, valid: str) -> int | None:
+    if isinstance(value, bool):
+        return 1 if value else None
+    count: int = integer(-1)(name, value, valid)
+    return count
 
 
 def _structured(name: str, value: Any, valid: str) -> StructuredOutputs:
@@ -137,9 +149,9 @@ class SamplingParams(metaclass=RefusesByName):
     )
     seed: int | None = parameter(
         None,
-        optional(integer(-(2**63), 2**64 - 1)),
+        optional(_seed),
         meaning="of the noise tokens are drawn with; the same seed gives the same tokens",
-        valid="a 64-bit integer, signed or not",
+        valid="a 64-bit integer, signed or not; -1 is none",
         speculation="part of the noise of every position, which target and drafters share",
         unset="drawn for every request",
     )
@@ -180,7 +192,7 @@ class SamplingParams(metaclass=RefusesByName):
         optional(token_ids(at_least=1)),
         meaning="no other tokens are possible",
         valid="a list of one or more token ids, 0 or more each",
-        speculation="a draft is cut before its first token that is not allowed",
+        speculation="a draft is cut at its first token that is not allowed",
         unset="all",
     )
     bad_words: Sequence[str] = parameter(
@@ -203,7 +215,7 @@ class SamplingParams(metaclass=RefusesByName):
         optional(_structured),
         meaning=f"what the text has to look like: one of {_STRUCTURES}",
         valid="a StructuredOutputs, or a mapping with one of its fields",
-        speculation="a draft is cut before the first token that the grammar refuses; text it prescribes is drafted",
+        speculation="a draft is cut at the first token that the grammar refuses; text it prescribes is drafted",
         unset="off",
     )
     min_tokens: int = parameter(
@@ -251,7 +263,7 @@ class SamplingParams(metaclass=RefusesByName):
     )
     logprobs: int | None = parameter(
         None,
-        optional(integer(-1)),
+        optional(_count_of_logprobs),
         meaning="return the log probability of each token and of this many most likely ones",
         valid=_COUNT,
         speculation="taken from the target's own rows: the same numbers as without drafts",
@@ -259,7 +271,7 @@ class SamplingParams(metaclass=RefusesByName):
     )
     prompt_logprobs: int | None = parameter(
         None,
-        optional(integer(-1)),
+        optional(_count_of_logprobs),
         meaning="the same for the tokens of the prompt",
         valid=_COUNT,
         speculation="the prompt is computed by the target alone",

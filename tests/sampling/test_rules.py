@@ -132,7 +132,7 @@ def test_min_tokens_holds_stop_tokens_back(output: list[int], held: bool) -> Non
     [
         ("a", [], {0, 3}),  # at the start of a text and after a space
         ("a", [5, 5], {0, 3}),
-        (" a", [], {3}),
+        (" a", [], {0, 3}),  # space in front makes no difference
         ("\n", [], {10}),  # not the space that would stand before it
         ("ab", [], {5}),
         ("ab", [3], {5}),  # " ab" has two tokens: another spelling, which may go on with "b"

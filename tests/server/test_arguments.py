@@ -36,10 +36,10 @@ def test_nothing_given() -> None:
 def test_every_option_of_the_engine_reaches_its_field() -> None:
     found = read(
         "m", "-q", "int4", "--dtype", "bfloat16", "--kernels", "native", "--max-model-len", "100",
-        "--max-num-seqs", "3", "--max-num-batched-tokens", "64", "--cache-tokens", "900", "--threads", "1",
+        "--max-num-seqs", "3", "--max-num-batched-tokens", "64", "--max-logprobs", "5", "--cache-tokens", "900", "--threads", "1",
         "--trust-remote-code", "--allow-pickle",
     ).engine  # fmt: skip
-    assert found == EngineConfig("m", "int4", "bfloat16", "native", 100, 3, 64, 900, 1, True, True)
+    assert found == EngineConfig("m", "int4", "bfloat16", "native", 100, 3, 64, 5, 900, 1, True, True)
     assert all(getattr(found, item.name) != item.default for item in fields(EngineConfig))
 
 

@@ -21,11 +21,12 @@ from outpace.engine.drafting import Drafting
 from outpace.engine.logprobs import output_logprobs, prompt_logprobs
 from outpace.engine.outputs import RequestOutput, StepOutput, TokenLogprobs
 from outpace.engine.pack import Block, build_pack
+from outpace.engine.prefixes import Prefixes
 from outpace.engine.preparing import Preparing
 from outpace.engine.request import Request, result_of
 from outpace.engine.scheduler import Scheduler
 from outpace.engine.verifying import Verified, verify_blocks
-from outpace.errors import OutpaceError
+from outpace.errors import OutpaceError, RequestFailed
 from outpace.params import SamplingParams, SpeculationParams
 from outpace.protocols import Cache, Drafter, TargetModel, Vocabulary
 from outpace.types import ForwardResult
@@ -52,6 +53,9 @@ class Engine:
             is named.
         max_num_seqs: most requests side by side; further ones wait.
         max_num_batched_tokens: most rows a step.
+        max_logprobs: most log probabilities a token that a request may ask for; -1 for no limit.
+        enable_prefix_caching: whether rows of requests that have gone are kept for those that begin with the same
+            tokens; only for a model whose weights never change.
         weight_bytes: memory of the target's weights, for the statistics.
         before_step: called before every step.
     """
@@ -70,6 +74,8 @@ class Engine:
         disable_by_batch_size: Mapping[str, int] | None = None,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
+        max_logprobs: int = -1,
+        enable_prefix_caching: bool = False,
         weight_bytes: int = 0,
         before_step: Callable[[], None] = lambda: None,
     ) -> None:
@@ -81,12 +87,17 @@ class Engine:
             vocabulary,
             self.drafting,
             eos_ids=frozenset(eos_ids),
+            max_logprobs=max_logprobs,
             max_len=min(max_model_len, cache.capacity, cache.free_rows),  # one request always fits
         )
         self._weight_bytes = weight_bytes
         self._before_step = before_step
+        self._num_rows = cache.free_rows
+        every_row = [name for name, drafter in drafters.items() if drafter.needs.every_row]
+        self._prefixes = Prefixes(cache, enabled=enable_prefix_caching, every_row=every_row)
         self._scheduler = Scheduler(
             cache,
+            self._prefixes,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             disable_by_batch_size=disable_by_batch_size or {},
@@ -147,7 +158,7 @@ class Engine:
         request = self._requests.pop(request_id)
         assert request.finish_reason is not None, f"request {request_id} has not finished"
         if request.error is not None:
-            raise OutpaceError(request.error)
+            raise RequestFailed(request.error)
         return result_of(request)
 
     # The step.
@@ -286,8 +297,30 @@ class Engine:
 
     # Books.
 
+    @property
+    def free_rows(self) -> int:
+        """Rows of the cache that no running request holds: free ones and those of kept prefixes."""
+        return self.cache.free_rows + self._prefixes.num_rows
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        """Prompt tokens so far of requests that were allowed to reuse rows, each request counted once."""
+        return self._prefixes.queries
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        """Those of them whose rows had been computed for another request."""
+        return self._prefixes.hits
+
+    def clear_prefixes(self) -> None:
+        """Gives up all kept rows; running requests go on."""
+        self._prefixes.clear()
+
     def memory(self) -> dict[str, int]:
-        """Bytes held by the target's weights, the drafters (weights, caches, indices) and the target's cache."""
+        """Bytes held by the target's weights, the drafters (weights, caches, indices) and the target's cache.
+
+        The last includes kept prefixes.
+        """
         return {
             "target": self._weight_bytes,
             "drafter": self.drafting.memory_bytes,
@@ -301,6 +334,9 @@ class Engine:
         assert len(set(lanes)) == len(lanes) and None not in lanes, lanes
         for request in self._scheduler.running:
             assert 0 <= request.num_computed < len(request.token_ids), request
+        self._prefixes.check_integrity(self._scheduler.running)
+        if not self._scheduler.running:
+            assert self.free_rows == self._num_rows, (self.free_rows, self._num_rows)
 
     @contextmanager
     def _station(self, name: str) -> Iterator[None]:

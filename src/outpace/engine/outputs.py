@@ -182,6 +182,7 @@ class RequestOutput:
         outputs: one for each choice.
         stats: of all choices together.
         prompt_logprobs: of every prompt token, None for the first; None if not asked for.
+        num_cached_tokens: prompt tokens of the first choice that an earlier request had computed already.
     """
 
     request_id: int
@@ -190,6 +191,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     stats: RequestStats
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
 
     @property
     def text(self) -> str:

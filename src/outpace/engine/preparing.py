@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from outpace.engine.drafting import Drafting
 from outpace.engine.request import Request
 from outpace.engine.text import TextBuilder
-from outpace.errors import InvalidPrompt
+from outpace.errors import InvalidParameter, InvalidPrompt
 from outpace.params import SamplingParams, SpeculationParams
 from outpace.protocols import Vocabulary
 from outpace.sampling.rules import compile_rules
@@ -26,13 +26,17 @@ class Preparing:
         vocabulary: what the tokens mean.
         drafting: the loaded drafters.
         eos_ids: ids that end generation unless a request ignores them.
+        max_logprobs: most log probabilities a token that a request may ask for; -1 for no limit.
         max_len: most tokens of a request, prompt and output.
     """
 
-    def __init__(self, vocabulary: Vocabulary, drafting: Drafting, *, eos_ids: frozenset[int], max_len: int) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, drafting: Drafting, *, eos_ids: frozenset[int], max_logprobs: int, max_len: int
+    ) -> None:
         self._vocabulary = vocabulary
         self._drafting = drafting
         self._eos_ids = eos_ids
+        self._max_logprobs = max_logprobs
         self._max_len = max_len
 
     def request(
@@ -46,6 +50,7 @@ class Preparing:
         """See `Engine.prepare`."""
         prompt = self._truncated(prompt_token_ids, params)
         self._check_prompt(prompt)
+        self._check_logprobs(params)
         limit = self._max_len
         if params.max_tokens is not None:
             limit = min(limit, len(prompt) + params.max_tokens)
@@ -86,6 +91,17 @@ class Preparing:
         if most == -1:
             most = max(1, self._max_len - (params.max_tokens or 1))
         return list(prompt_token_ids[-most:])
+
+    def _check_logprobs(self, params: SamplingParams) -> None:
+        """Each costs memory for every token: all of a vocabulary of 50,000 take some 10 MB a token."""
+        most = self._max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(params, name)
+            if wanted is not None and most != -1 and not 0 <= wanted <= most:
+                raise InvalidParameter(
+                    f"{name}={wanted} is not possible: this engine gives at most {most} a token; start it with "
+                    "max_logprobs=-1 for no limit"
+                )
 
     def _check_prompt(self, prompt_token_ids: Sequence[int]) -> None:
         if not prompt_token_ids:

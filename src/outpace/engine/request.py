@@ -38,6 +38,7 @@ class Request:
         verification: how drafts are verified: "coupled", "standard" or "block".
         lane: its lane in the target's cache while running.
         num_computed: tokens whose rows are in the target's cache.
+        num_cached_tokens: prompt tokens whose rows were there when it got its first lane; None before that.
         finish_reason: why it ended, None before that; see `CompletionOutput`, and "error" for a fault inside.
         stop_reason: the stop string or stop token id that ended it.
         error: what went wrong, if its finish reason is "error".
@@ -65,6 +66,7 @@ class Request:
     verification: str = "coupled"
     lane: int | None = None
     num_computed: int = 0
+    num_cached_tokens: int | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
@@ -151,4 +153,5 @@ def result_of(request: Request) -> RequestOutput:
         outputs=[completion],
         stats=request.stats,
         prompt_logprobs=None if request.params.prompt_logprobs is None else request.prompt_logprobs,
+        num_cached_tokens=request.num_cached_tokens or 0,
     )

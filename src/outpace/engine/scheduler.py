@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from outpace.engine.prefixes import Prefixes
 from outpace.engine.request import Request
 from outpace.protocols import Cache
 
@@ -62,6 +63,7 @@ class Scheduler:
 
     Args:
         cache: the target's cache.
+        prefixes: rows of requests that have gone, of the same cache.
         max_num_seqs: most requests side by side.
         max_num_batched_tokens: most rows a step; must exceed max_num_seqs so that prefill always advances.
         disable_by_batch_size: per drafter name, most running requests beside which drafts are made.
@@ -70,6 +72,7 @@ class Scheduler:
     def __init__(
         self,
         cache: Cache,
+        prefixes: Prefixes,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -77,6 +80,7 @@ class Scheduler:
     ) -> None:
         assert max_num_batched_tokens > max_num_seqs >= 1, (max_num_batched_tokens, max_num_seqs)
         self._cache = cache
+        self._prefixes = prefixes
         self._max_num_seqs = max_num_seqs
         self._max_rows = max_num_batched_tokens
         self._disable_by_batch_size = disable_by_batch_size
@@ -117,9 +121,9 @@ class Scheduler:
             if budget and request.lane is not None:
                 budget -= self._reserve(request, min(request.next_chunk, budget), tokens, preempted)
         while budget and not preempted and self._can_admit():
-            request = self.waiting.popleft()
-            request.lane = self._cache.allocate()
-            self.running.append(request)
+            request = self._admit()
+            if request is None:
+                break
             admitted.append(request)
             budget -= self._reserve(request, min(request.next_chunk, budget), tokens, preempted)
         turns, free_rows = self._with_drafts(tokens, draft_budget + budget)
@@ -129,9 +133,8 @@ class Scheduler:
         """Adds drafts where rows of the step and of the cache allow. Returns the turns and the rows nobody uses."""
         turns: list[Turn] = []
         for request, num_tokens in tokens.items():
-            assert request.lane is not None
-            granted = min(self._num_draft_tokens(request, num_tokens), budget, self._cache.free_rows)
-            if granted and not self._cache.reserve(request.lane, request.num_computed + num_tokens + granted):
+            granted = min(self._num_draft_tokens(request, num_tokens), budget, self._num_free_rows)
+            if granted and not self._has_rows(request, num_tokens, granted):
                 granted = 0
             budget -= granted
             turns.append(Turn(request, num_tokens, granted))
@@ -153,7 +156,7 @@ class Scheduler:
     def _reserve(self, request: Request, num_tokens: int, tokens: dict[Request, int], preempted: list[Request]) -> int:
         """Reserves rows for a turn, pushing out the youngest requests if it must. Returns rows: 0 if it went itself."""
         while request.lane is not None:
-            if self._cache.reserve(request.lane, request.num_computed + num_tokens):
+            if self._has_rows(request, 0, num_tokens):
                 tokens[request] = num_tokens
                 return num_tokens
             victim = self.running[-1]
@@ -162,8 +165,17 @@ class Scheduler:
             preempted.append(victim)
         return 0
 
+    def _has_rows(self, request: Request, before: int, more: int) -> bool:
+        """Reserves `more` rows behind the computed ones and `before` more, giving up kept ones if it must."""
+        assert request.lane is not None
+        rows = request.num_computed + before + more
+        return self._prefixes.make_room(more) and self._cache.reserve(request.lane, rows)
+
     def recompute_all(self) -> list[Request]:
-        """Takes every lane away, as after a step that failed half-way. Returns who held one."""
+        """Takes every lane away, as after a step that failed half-way. Returns who held one.
+
+        Rows that earlier steps computed are still right, and are kept for them as for anybody.
+        """
         gone = list(self.running)
         while self.running:
             self._preempt(self.running[-1])
@@ -177,8 +189,9 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _give_up_lane(self, request: Request) -> None:
+        """Rows that are right are kept; those of a request that failed may hold what is not a number."""
         assert request.lane is not None
-        self._cache.release(request.lane)
+        self._prefixes.keep(request.lane, [] if request.error else request.token_ids[: request.num_computed])
         request.lane = None
         request.num_computed = 0
 
@@ -186,4 +199,26 @@ class Scheduler:
         """Admission needs room for the whole request as it stands, so that it does not push itself out again."""
         if not self.waiting or len(self.running) >= self._max_num_seqs:
             return False
-        return len(self.waiting[0].token_ids) < self._cache.free_rows or not self.running
+        return len(self.waiting[0].token_ids) < self._num_free_rows or not self.running
+
+    def _admit(self) -> Request | None:
+        """Gives the first who waits a lane, with the rows that others have computed for it.
+
+        None if it is better off waiting for rows that somebody is about to compute, as for the prompt of n choices.
+        """
+        request = self.waiting[0]
+        match = self._prefixes.find(request, self.running)
+        if match.is_worth_waiting:
+            return None
+        lane = self._prefixes.lane_for(match, len(request.token_ids))
+        self.waiting.popleft()
+        request.lane = lane
+        self.running.append(request)  # from here on an interrupt finds it among those to be computed again
+        request.num_computed = self._prefixes.fill(lane, match)
+        self._prefixes.count(request, request.num_computed)
+        return request
+
+    @property
+    def _num_free_rows(self) -> int:
+        """Rows that nobody holds who runs."""
+        return self._cache.free_rows + self._prefixes.num_rows

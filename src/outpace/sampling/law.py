@@ -155,8 +155,9 @@ def _nucleus(values: Floats, weights: _Weights, top_p: float) -> Indices | None:
     order = near[np.argsort(-values[near], kind="stable")]
     before = np.concatenate(([0.0], np.cumsum(weights[order])[:-1]))
     goal, margin = top_p * total, _MASS_MARGIN * total
-    count = int(np.searchsorted(before, goal))
-    if np.abs(before[max(count - 1, 0) : count + 1] - goal).min() <= margin:
+    count = max(int(np.searchsorted(before, goal)), 1)  # nothing is before the first: it is inside whatever rounds
+    near_edge = before[max(count - 1, 1) : count + 1]
+    if near_edge.size and np.abs(near_edge - goal).min() <= margin:
         return None
     inside: Indices = np.sort(order[:count])
     return inside

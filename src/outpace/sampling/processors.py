@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
 import torch
 
+from outpace.checks import num_arguments
 from outpace.errors import OutpaceError
 from outpace.params import LogitsProcessor
 from outpace.sampling.stage import NEVER, Floats, History
 
 __all__ = ["Processor", "takes_prompt"]
 
-_WITH_PROMPT = 3
-
 
 def takes_prompt(function: LogitsProcessor) -> bool:
-    """Whether it is f(prompt_ids, output_ids, logits) rather than f(output_ids, logits).
-
-    Positional parameters with a default are left alone, so they do not count.
-    """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (
-        Exception
-    ):  # of the caller's code too; without a signature it is taken for the usual kind; if it is not, the call fails
-        return False
-    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    return sum(each.default is each.empty for each in positional) == _WITH_PROMPT
+    """Whether it is f(prompt_ids, output_ids, logits) rather than f(output_ids, logits)."""
+    return num_arguments(function) == 3
 
 
 class Processor:

@@ -127,7 +127,7 @@ def _banned(
         if legal or not grammar.ended:
             banned |= set(range(vocabulary.size)) - legal
     for word in params.bad_words:
-        plain, spaced = vocabulary.encode(word), vocabulary.encode(" " + word.lstrip())
+        plain, spaced = vocabulary.encode(word.lstrip() or word), vocabulary.encode(" " + word.lstrip())
         forms = [plain]
         if word.strip() and len(spaced) == len(plain) and spaced[0] != plain[0]:
             forms.append(spaced)

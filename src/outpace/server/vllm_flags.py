@@ -140,7 +140,7 @@ _WITH_VALUE = """
     data-parallel-rpc-port data-parallel-backend compilation-config optimization-level performance-mode
     attention-backend attention-config kernel-config moe-backend profiler-config max-cudagraph-capture-size
     speculative-draft-tensor-parallel-size speculative-max-model-len max-log-len uvicorn-log-level log-config-file
-    disable-access-log-for-endpoints h11-max-incomplete-event-size h11-max-header-count max-logprobs
+    disable-access-log-for-endpoints h11-max-incomplete-event-size h11-max-header-count
     show-hidden-metrics-for-version otlp-traces-endpoint collect-detailed-traces safetensors-load-strategy
     model-loader-extra-config pt-load-map-location guided-decoding-backend max-loras max-lora-rank
     lora-extra-vocab-size lora-dtype max-cpu-loras max-prompt-adapters max-prompt-adapter-token
