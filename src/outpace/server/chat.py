@@ -42,7 +42,7 @@ def _whole(call: ChatCall, outputs: Sequence[RequestOutput]) -> ChatCompletion:
         usage=usage_of(outputs),
         metrics=metrics_of(outputs, call.most),
     )
-    if output.prompt_logprobs is not None:
+    if call.body.wants_prompt_logprobs:
         body.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
     if call.body.return_token_ids:
         body.prompt_token_ids = output.prompt_token_ids

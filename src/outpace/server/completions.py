@@ -55,7 +55,7 @@ def _choice(call: CompletionCall, number: int, output: RequestOutput, choice: Co
     )
     if choice.logprobs is not None:
         body.logprobs = _logprobs(call, output, choice, len(echoed), len(text))
-    if output.prompt_logprobs is not None and call.params.prompt_logprobs is not None:
+    if request.wants_prompt_logprobs:
         body.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
     if request.return_token_ids:
         body.token_ids = ids

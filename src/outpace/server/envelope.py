@@ -117,6 +117,8 @@ def blame(error: OutpaceError, body: GenerationRequest, param: str) -> ApiError:
         param: the field to blame if the error names none.
     """
     found = as_api_error(error, body.names(), param)
+    if found.param == "logprobs" and "top_logprobs" in body.names():
+        found.param = "top_logprobs"
     if found.param is not None and found.param.startswith("structured_outputs") and body.response_format is not None:
         found.param = "response_format"
     return found

@@ -22,7 +22,7 @@ __all__ = ["ApiError", "add_error_handlers", "as_api_error", "error_body", "erro
 
 log = logging.getLogger(__name__)
 
-_LEADING_NAME = re.compile(r"([A-Za-z_]\w*)((?:\.\w+|\[\d+\])*)(?=[= ,.])")
+_LEADING_NAME = re.compile(r"([A-Za-z_]\w*)((?:\.\w+|\[\d+\])*)(?=[= ,.:])")
 _TOO_LONG = re.compile(r"the prompt has \d+ tokens and the context holds \d+")
 """How the engine says so; a test holds the two together."""
 

@@ -21,7 +21,7 @@ _LEAST = -9999.0
 
 
 def chat_logprobs(tokens: Tokens, count: int, *, as_ids: bool) -> list[ChatCompletionTokenLogprob]:
-    """`logprobs.content` of a message: every token with the `count` most likely ones.
+    """`logprobs.content` of a message: every token with the `count` most likely ones, all there are if it is negative.
 
     `bytes` is null where a token is no text of its own (a part of a character).
     """
@@ -30,7 +30,7 @@ def chat_logprobs(tokens: Tokens, count: int, *, as_ids: bool) -> list[ChatCompl
         if logprobs is None:
             continue
         own = _chat_token(token_id, logprobs[token_id], as_ids)
-        top = [_chat_token(other, item, as_ids) for other, item in _ranked(logprobs) if item.rank <= count]
+        top = [_chat_token(other, item, as_ids) for other, item in _ranked(logprobs) if count < 0 or item.rank <= count]
         found.append(ChatCompletionTokenLogprob(**own, top_logprobs=[TopLogprob(**item) for item in top]))
     return found
 

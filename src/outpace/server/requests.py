@@ -17,10 +17,8 @@ from outpace.server.errors import ApiError, as_api_error
 from outpace.server.fields import CHAT_IGNORED, CHAT_REFUSED, COMPLETION_IGNORED, COMPLETION_REFUSED, Refusal
 from outpace.server.response_format import response_structure
 
-__all__ = ["MOST_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerationRequest", "read_request", "sampling_names"]
+__all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest", "read_request", "sampling_names"]
 
-MOST_LOGPROBS = 20
-"""Most alternatives of a token that a request may ask for."""
 _COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say: OpenAI's and vLLM's."""
 _ID = r"^[\x21-\x7e]{1,128}$"
@@ -37,15 +35,15 @@ class Part(BaseModel):
 class StreamOptions(Part):
     """`stream_options`."""
 
-    include_usage: bool = Field(False, description="send the counts of tokens at the end of the stream")
-    continuous_usage_stats: bool = Field(False, description="and in every chunk the counts so far")
-    include_obfuscation: bool = Field(False, description="ignored: chunks are never padded")
+    include_usage: bool = Field(default=False, description="send the counts of tokens at the end of the stream")
+    continuous_usage_stats: bool = Field(default=False, description="and in every chunk the counts so far")
+    include_obfuscation: bool = Field(default=False, description="ignored: chunks are never padded")
 
 
 class OutpaceOptions(Part):
     """`outpace`."""
 
-    pieces: bool = Field(False, description="send the text token by token, each with the drafter it came from")
+    pieces: bool = Field(default=False, description="send the text token by token, each with the drafter it came from")
 
 
 class Body(BaseModel):
@@ -59,25 +57,26 @@ class Body(BaseModel):
     _refused: ClassVar[Mapping[str, Refusal]] = {}
     _path: ClassVar[str] = ""
 
-    model: str | None = Field(None, description="a name of the served model; may be left out")
+    model: str | None = Field(default=None, description="a name of the served model; may be left out")
 
 
 class GenerationRequest(Body):
     """What both kinds of generation have in common."""
 
-    stream: bool = Field(False, description="send the answer as it grows, as server-sent events")
+    stream: bool = Field(default=False, description="send the answer as it grows, as server-sent events")
     stream_options: StreamOptions | None = Field(
-        None, description="with stream: `include_usage`, `continuous_usage_stats`"
+        default=None, description="with stream: `include_usage`, `continuous_usage_stats`"
     )
-    response_format: Any = Field(None, description='`{"type": "text"}`, `"json_object"` or `"json_schema"`')
-    request_id: str | None = Field(None, pattern=_ID, description="the end of the answer's id")
-    return_token_ids: bool = Field(False, description="send the ids of prompt and answer too")
-    return_tokens_as_token_ids: bool = Field(False, description="write tokens of logprobs as `token_id:ID`")
+    response_format: Any = Field(default=None, description='`{"type": "text"}`, `"json_object"` or `"json_schema"`')
+    request_id: str | None = Field(default=None, pattern=_ID, description="the end of the answer's id")
+    return_token_ids: bool = Field(default=False, description="send the ids of prompt and answer too")
+    return_tokens_as_token_ids: bool = Field(default=False, description="write tokens of logprobs as `token_id:ID`")
     speculative: dict[str, Any] | None = Field(
-        None, description="how to speculate: `enabled`, `num_speculative_tokens`, `method`; never changes the text"
+        default=None,
+        description="how to speculate: `enabled`, `num_speculative_tokens`, `method`; never changes the text",
     )
     outpace: OutpaceOptions = Field(
-        OutpaceOptions(), description="`pieces`: true sends `[[text, source], ...]` in every chunk"
+        default=OutpaceOptions(), description="`pieces`: true sends `[[text, source], ...]` in every chunk"
     )
     _sampling: dict[str, Any] = PrivateAttr(default_factory=dict)
 
@@ -88,6 +87,11 @@ class GenerationRequest(Body):
     @property
     def continuous_usage(self) -> bool:
         return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether `prompt_logprobs` are part of the answer."""
+        return self._sampling.get("prompt_logprobs") is not None
 
     def names(self) -> list[str]:
         """Fields of the body that are honoured."""
@@ -139,12 +143,9 @@ class GenerationRequest(Body):
         """
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options are not possible without stream: true", param="stream_options")
-        if self._sampling.get("prompt_logprobs") is not None:
-            if self.stream:
-                raise ApiError(
-                    400, "prompt_logprobs are not possible with stream: leave out one", param="prompt_logprobs"
-                )
-            check_logprobs("prompt_logprobs", self._sampling["prompt_logprobs"])
+        if self.wants_prompt_logprobs and self.stream:
+            message = "prompt_logprobs are not possible with stream: leave out one"
+            raise ApiError(400, message, param="prompt_logprobs")
 
 
 class ChatRequest(GenerationRequest):
@@ -155,42 +156,45 @@ class ChatRequest(GenerationRequest):
     _path = "/v1/chat/completions"
 
     messages: list[dict[str, Any]] = Field(description="the conversation; contents are text, or lists of text parts")
-    max_completion_tokens: Any = Field(None, description="the newer name of `max_tokens`")
-    logprobs: bool = Field(False, description="return the log probability of every token")
-    top_logprobs: int | None = Field(
-        None, description=f"with logprobs: and of this many most likely ones, at most {MOST_LOGPROBS}"
+    max_completion_tokens: Any = Field(default=None, description="the newer name of `max_tokens`")
+    logprobs: bool = Field(default=False, description="return the log probability of every token")
+    top_logprobs: int | None = Field(default=None, description="with logprobs: and of this many most likely ones")
+    tools: list[Any] | None = Field(default=None, description="functions that the model may call")
+    tool_choice: Any = Field(default=None, description='`"none"`, `"auto"`, `"required"` or a named function')
+    parallel_tool_calls: bool | None = Field(default=None, description="false: at most one call an answer")
+    include_reasoning: bool = Field(default=True, description="false leaves `reasoning_content` out of the answer")
+    reasoning_effort: str | None = Field(
+        default=None, description="for chat templates that read it; refused with others"
     )
-    tools: list[Any] | None = Field(None, description="functions that the model may call")
-    tool_choice: Any = Field(None, description='`"none"`, `"auto"`, `"required"` or a named function')
-    parallel_tool_calls: bool | None = Field(None, description="false: at most one call an answer")
-    include_reasoning: bool = Field(True, description="false leaves `reasoning_content` out of the answer")
-    reasoning_effort: str | None = Field(None, description="for chat templates that read it; refused with others")
     documents: list[dict[str, Any]] | None = Field(
-        None, description="for chat templates that read them; refused with others"
+        default=None, description="for chat templates that read them; refused with others"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="variables of the chat template, as `enable_thinking`"
+        default=None, description="variables of the chat template, as `enable_thinking`"
     )
-    add_generation_prompt: bool | None = Field(None, description="begin the assistant's turn; true unless continued")
-    continue_final_message: bool = Field(False, description="go on with the last message instead of answering it")
-    echo: bool = Field(False, description="begin the answer with the last message, if it is the assistant's")
+    add_generation_prompt: bool | None = Field(
+        default=None, description="begin the assistant's turn; true unless continued"
+    )
+    continue_final_message: bool = Field(
+        default=False, description="go on with the last message instead of answering it"
+    )
+    echo: bool = Field(default=False, description="begin the answer with the last message, if it is the assistant's")
 
     def _own_sampling(self) -> dict[str, Any]:
         given = self._sampling.get("max_tokens")
         most = check_field(SamplingParams, "max_tokens", self.max_completion_tokens, "max_completion_tokens")
         if most is not None and given is not None and most != given:
             raise InvalidParameter(f"max_tokens={shown(given)} is not max_completion_tokens={most}: send one of them")
+        alternatives = check_field(SamplingParams, "logprobs", self.top_logprobs or 0, "top_logprobs")
         return {
             "max_tokens": given if most is None else most,
-            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+            "logprobs": alternatives if self.logprobs else None,
         }
 
     def check(self) -> None:
         super().check()
-        if self.top_logprobs is not None:
-            check_logprobs("top_logprobs", self.top_logprobs)
-            if not self.logprobs:
-                raise ApiError(400, "top_logprobs are not possible without logprobs: true", param="top_logprobs")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs are not possible without logprobs: true", param="top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:
             message = "add_generation_prompt and continue_final_message are not possible together: send one of them"
             raise ApiError(400, message, param="continue_final_message")
@@ -205,10 +209,10 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Any = Field(description="text, token ids, or a list of either")
     logprobs: int | None = Field(
-        None, description=f"return the log probability of every token and of this many, at most {MOST_LOGPROBS}"
+        default=None, description="return the log probability of every token and of this many most likely ones"
     )
-    echo: bool = Field(False, description="begin the answer with the prompt; `max_tokens` may then be 0")
-    add_special_tokens: bool = Field(True, description="false: no BOS in front of text")
+    echo: bool = Field(default=False, description="begin the answer with the prompt; `max_tokens` may then be 0")
+    add_special_tokens: bool = Field(default=True, description="false: no BOS in front of text")
 
     @property
     def scores_only(self) -> bool:
@@ -228,17 +232,8 @@ class CompletionRequest(GenerationRequest):
 
     def check(self) -> None:
         super().check()
-        if self.logprobs is not None:
-            check_logprobs("logprobs", self.logprobs)
-            if self.echo and self.stream:
-                raise ApiError(400, "echo with logprobs is not possible with stream: leave out one", param="echo")
-
-
-def check_logprobs(name: str, value: Any) -> None:
-    """Raises ApiError unless it is a possible number of alternatives."""
-    if type(value) is not int or not 0 <= value <= MOST_LOGPROBS:
-        message = f"{name}={shown(value)} is not possible: it must be an integer from 0 to {MOST_LOGPROBS}"
-        raise ApiError(400, message, param=name)
+        if self.logprobs is not None and self.echo and self.stream:
+            raise ApiError(400, "echo with logprobs is not possible with stream: leave out one", param="echo")
 
 
 def sampling_names(body: type[Body]) -> list[str]:

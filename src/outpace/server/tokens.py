@@ -33,14 +33,14 @@ class TokenizeRequest(Body):
     }
     _path: ClassVar[str] = "/tokenize"
 
-    prompt: str | None = Field(None, description="text")
-    messages: list[dict[str, Any]] | None = Field(None, description="a conversation")
-    tools: list[Any] | None = Field(None, description="with messages: functions that the model may call")
-    add_special_tokens: bool = Field(True, description="false: no BOS in front of a prompt")
-    add_generation_prompt: bool | None = Field(None, description="with messages: begin the assistant's turn")
-    continue_final_message: bool = Field(False, description="with messages: go on with the last one")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the chat template")
-    return_token_strs: bool = Field(False, description="send the tokens as the vocabulary writes them too")
+    prompt: str | None = Field(default=None, description="text")
+    messages: list[dict[str, Any]] | None = Field(default=None, description="a conversation")
+    tools: list[Any] | None = Field(default=None, description="with messages: functions that the model may call")
+    add_special_tokens: bool = Field(default=True, description="false: no BOS in front of a prompt")
+    add_generation_prompt: bool | None = Field(default=None, description="with messages: begin the assistant's turn")
+    continue_final_message: bool = Field(default=False, description="with messages: go on with the last one")
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
+    return_token_strs: bool = Field(default=False, description="send the tokens as the vocabulary writes them too")
 
 
 class DetokenizeRequest(Body):
