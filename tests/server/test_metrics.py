@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from dataclasses import replace
 
@@ -231,7 +232,9 @@ def test_readers_see_whole_steps() -> None:
     assert value(read(metrics), "vllm:spec_decode_num_drafts_total") == 40_000
 
 
-def test_a_server_counts_what_its_requests_report() -> None:
+def test_a_server_counts_what_its_requests_report(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "outpace")
+
     async def main() -> None:
         llm = make_llm(HistoryModel(24), {"ngram": NgramDrafter(1, 4)}, cache=TokenCache(max_rows=130), seqs=5, rows=24)
         llm.built = replace(llm.built, speculative=(SpeculativeConfig(method="ngram", num_speculative_tokens=4),))
@@ -269,3 +272,5 @@ def test_a_server_counts_what_its_requests_report() -> None:
         assert value(samples, "vllm:kv_cache_usage_perc") == 0
 
     run(main())
+    lines = [record.getMessage() for record in caplog.records if record.name == "outpace.server.spec_log"]
+    assert lines and lines[0].startswith("SpecDecoding metrics: Mean acceptance length: ")

@@ -73,7 +73,7 @@ def test_silence_without_drafts(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_short_request_is_heard_of_at_its_end_but_not_every_one(caplog: pytest.LogCaptureFixture) -> None:
     window = Window(caplog)
-    assert window.step(1.0, [(3, 1)]) == []
+    assert window.step(1.0, [(3, 1)], load=Load(waiting=1)) == []
     (first,) = window.step(2.0, [(3, 1)], load=IDLE)
     assert "Accepted throughput: 1.00 tokens/s" in first and line(first) == 6
     assert window.step(5.0, [(4, 1)], load=IDLE) == []
