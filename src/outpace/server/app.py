@@ -11,7 +11,9 @@ from outpace.server.chat import chat_completions
 from outpace.server.completions import completions
 from outpace.server.errors import add_error_handlers
 from outpace.server.limits import KeyCheck
+from outpace.server.metrics import add_metrics
 from outpace.server.models import health, list_models, show_model, version
+from outpace.server.page import show_page
 from outpace.server.served import serve_model
 from outpace.server.settings import ServerSettings
 from outpace.server.tokens import detokenize, tokenize
@@ -22,7 +24,7 @@ __all__ = ["create_app"]
 def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     """The application; it neither starts nor closes the engine.
 
-    `app.state` has `llm`, `settings` and `served` for whoever adds routes.
+    `app.state` has `llm`, `settings` and `served`.
 
     Args:
         llm: the engine's front.
@@ -36,6 +38,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app.state.settings = settings
     app.state.served = serve_model(llm, settings)
     add_error_handlers(app)
+    app.add_api_route("/", show_page, methods=["GET", "HEAD"])
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/models", list_models, methods=["GET"])
@@ -44,6 +47,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app.add_api_route("/version", version, methods=["GET"])
     app.add_api_route("/tokenize", tokenize, methods=["POST"])
     app.add_api_route("/detokenize", detokenize, methods=["POST"])
+    add_metrics(app, llm, app.state.served.name)
     if settings.api_keys:
         app.add_middleware(KeyCheck, keys=settings.api_keys)
     if settings.allowed_origins:
