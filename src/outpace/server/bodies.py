@@ -120,3 +120,7 @@ class Completion(OpenAICompletion):
 def as_json(body: BaseModel) -> bytes:
     """A body on one line."""
     return body.model_dump_json(exclude_unset=True).encode()
+
+
+for _body in (ChatCompletion, ChatChunk, Completion):
+    _body.model_rebuild()  # OpenAI's types put this off, and the first client would wait for it

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import outpace
 from outpace.async_llm import AsyncLLM
+from outpace.errors import BadInput
 from outpace.models.tokenizer import Tokenizer, TokenizerSettings
 from outpace.server.errors import ApiError
 from outpace.server.reasoning import check_reasoning, detect_reasoning
@@ -72,6 +74,7 @@ def serve_model(llm: AsyncLLM, settings: ServerSettings) -> Served:
     if settings.chat_template is not None:
         llm.tokenizer = _with_template(llm.tokenizer, settings.chat_template)
     template = "\n".join(_templates(llm.tokenizer).values())
+    _warm_up(llm.tokenizer)
     tools, reasoning = settings.tool_call_parser, settings.reasoning_parser
     return Served(
         llm=llm,
@@ -83,6 +86,13 @@ def serve_model(llm: AsyncLLM, settings: ServerSettings) -> Served:
         created=int(time.time()),
         fingerprint=f"outpace-{outpace.__version__}",
     )
+
+
+def _warm_up(tokenizer: Tokenizer) -> None:
+    """What renders templates takes seconds to load: the first client is not to wait for it."""
+    if tokenizer.has_chat_template:
+        with suppress(BadInput):  # a template may want other messages
+            tokenizer.render_chat([{"role": "user", "content": "Hello"}])
 
 
 def _templates(tokenizer: Tokenizer) -> Mapping[str, str]:
