@@ -60,7 +60,7 @@ def test_keys() -> None:
             for key in ("Bearer one", "bearer  one", "Bearer twö".encode()):
                 answer = await client.post(CHAT, json={"messages": USER}, headers={"Authorization": key})
                 assert answer.status_code == 200
-            for path in ("/health", "/version"):
+            for path in ("/health", "/version", "/metrics", "/"):
                 assert (await client.get(path)).status_code == 200
 
     run(main())
