@@ -171,6 +171,7 @@ class AcceleratedModel:
     def _generate(self, arguments: dict[str, Any]) -> torch.Tensor | GenerateDecoderOnlyOutput:
         model, parts = self.wrapped_model, self._parts
         _check_ready(model)
+        parts.target.refresh()
         call = read_call(model, self._tokenizer, arguments, vocab_size=parts.target.vocab_size, methods=parts.methods)
         assert parts.config.max_model_len is not None
         _check_room(call, parts.config.max_model_len)

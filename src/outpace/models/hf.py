@@ -43,7 +43,7 @@ class TransformersModel:
 
     Its weights are not copied but for packed copies of the matrices, which make several rows cost little more than one;
     without memory or kernels for them, products go one row at a time. The copies follow changes of the weights in place
-    that torch counts (an optimizer's step, `load_state_dict`), not those behind its back (`weight.data`).
+    that torch counts (an optimizer's step); `refresh` finds those behind its back (`weight.data`) too.
 
     Call `hf_bits.probe_rows` before promising anything about bits: it sets `row_path`.
 
@@ -79,8 +79,8 @@ class TransformersModel:
         if limit is not None and max_model_len is not None and max_model_len > limit:
             raise InvalidParameter(f"max_model_len={max_model_len} is not possible: {self.kind} has {limit} positions")
         self.max_model_len = max_model_len or limit or _UNSAID_POSITIONS
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
-        self.vocab_size = min(vocab_size or self.vocab_size, self.vocab_size)
+        self._head_rows = _head_rows(model)
+        self.vocab_size = min(vocab_size or self._head_rows, self._head_rows)
         self._borrowed = BorrowedModel(model)
         self._products = RowProducts(model, precision, pack=_may_pack(model, precision, pack))
         try:
@@ -91,6 +91,19 @@ class TransformersModel:
             check_against_eager(self, self._borrowed, found, rounded=precision.quantization != "none")
         except _FAULTS as error:  # of somebody else's layers, which are run in a way their author did not foresee
             raise UnsupportedModel(f"{self.kind} is not possible: it fails when it is checked ({error})") from error
+
+    def refresh(self) -> None:
+        """Notices weights that were changed in any way since the last call; to be called between requests.
+
+        Raises:
+            UnsupportedModel: the output embeddings have another number of rows than when the model was checked.
+        """
+        size = _head_rows(self._borrowed.model)
+        if size != self._head_rows:
+            raise UnsupportedModel(
+                f"the model's head had {self._head_rows} rows and has {size} now: outpace has to look at it again"
+            )
+        self._products.check_copies()
 
     @property
     def weight_bytes(self) -> int:
@@ -182,6 +195,15 @@ class TransformersModel:
                 )
                 found.append(self.forward(alone, cache).logits)
         return ForwardResult(logits=torch.cat(found))
+
+
+def _head_rows(model: PreTrainedModel) -> int:
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    if not isinstance(weight, torch.Tensor):
+        raise UnsupportedModel(
+            f"{model.config.model_type} is not possible: its output head has no plain weight (a quantised model?)"
+        )
+    return int(weight.shape[0])
 
 
 def _may_pack(model: PreTrainedModel, precision: Precision, wanted: bool | None) -> bool:

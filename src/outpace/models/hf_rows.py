@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
@@ -61,10 +62,11 @@ def can_pack(precision: Precision, dtype: torch.dtype) -> bool:
 
 @dataclass(slots=True)
 class _Packed:
-    """A packed weight; `weight` is kept so that its address stays its own."""
+    """A packed weight; `weight` is kept so that its address stays its own, `total` tells whether its numbers are."""
 
     weight: torch.Tensor
     version: int
+    total: int
     linear: NativeLinear | Linear
 
 
@@ -97,6 +99,18 @@ class RowProducts(TorchFunctionMode):
         """How products are computed, for people."""
         kinds = sorted({packed.linear.describe() for packed in self._packed.values()})
         return " and ".join(kinds) or "weights as loaded, one row at a time"
+
+    def check_copies(self) -> None:
+        """Drops packed copies of weights that are gone, or that hold other numbers now, however they were changed.
+
+        Reads every weight once, about the time of a token.
+        """
+        self._storages = {weight.untyped_storage().data_ptr() for weight in self._model.parameters()}
+        self._packed = {
+            key: packed
+            for key, packed in self._packed.items()
+            if self._is_weight(packed.weight) and _total(packed.weight) == packed.total
+        }
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -190,8 +204,16 @@ class RowProducts(TorchFunctionMode):
             linear: NativeLinear | Linear = NativeLinear(weight, int8=int8)
         else:
             linear = pack_linear(weight.detach(), None, self._precision.quantization)
-        self._packed[key] = found = _Packed(weight.detach(), version, linear)
+        self._packed[key] = found = _Packed(weight.detach(), version, _total(weight), linear)
         return found
+
+
+def _total(weight: torch.Tensor) -> int:
+    """A number that changes with the weight's bits: their sum as integers, at the speed of memory."""
+    with torch._C.DisableTorchFunction():
+        bits = weight.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    whole = bits.size // 8 * 8
+    return int(np.add.reduce(bits[:whole].view(np.uint64))) + int(bits[whole:].sum())
 
 
 _MATMULS = frozenset({torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__})
