@@ -141,6 +141,12 @@ async def collect(
         return [chunk async for chunk in chunks]
 
 
+async def accepted(llm: AsyncLLM, count: int) -> None:
+    """Waits until so many requests have been taken in and have not ended."""
+    while llm.load().running + llm.load().waiting != count:
+        await asyncio.sleep(0)
+
+
 async def settled(llm: AsyncLLM) -> None:
     """Waits until the engine has nothing to do, then looks for anything left behind."""
     assert llm._thread is not None
@@ -158,6 +164,6 @@ def check_nothing_left(llm: AsyncLLM) -> None:
     assert not engine.has_work
     load = llm.load()
     assert (load.running, load.waiting, load.cache_usage) == (0, 0, 0.0)
-    assert engine.cache.free_rows == load.cache_tokens
+    assert engine.free_rows == load.cache_tokens
     assert not thread._open and not thread._jobs and not thread._books._seen
     assert llm._open_streams == 0

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,18 @@ import torch
 from outpace import AsyncLLM, OutpaceError, RequestFailed, Unavailable
 from outpace.drafters.ngram import NgramDrafter
 from outpace.step_report import FinishedRequest, StepReport
-from outpace.types import Draft
-from tests.asynchronous import LONGEST_WAIT, VOCAB, HeldModel, check_nothing_left, complete, make_llm, run, settled
+from outpace.types import Draft, Observation
+from tests.asynchronous import (
+    LONGEST_WAIT,
+    VOCAB,
+    HeldModel,
+    accepted,
+    check_nothing_left,
+    complete,
+    make_llm,
+    run,
+    settled,
+)
 from tests.engine.fakes import HistoryModel, ScriptedDrafter, TokenCache
 from tests.engine.harness import GREEDY, WARM, Job, plain
 
@@ -103,8 +114,7 @@ def test_who_leaves_during_a_step_is_gone_in_the_next(way: str) -> None:
             await model.entered()
             chunks = llm.stream(await llm.prepare([3] * 9, LONG))
             leaves = asyncio.ensure_future(anext(chunks))
-            while llm.load().waiting < 2:
-                await asyncio.sleep(0)
+            await accepted(llm, 2)
             model.go()
             await model.entered()  # the second step, of both
             assert [len(lanes) for lanes in model.lanes] == [1, 2]
@@ -127,6 +137,24 @@ def test_who_leaves_during_a_step_is_gone_in_the_next(way: str) -> None:
     run(main())
 
 
+def test_the_only_one_leaves() -> None:
+    async def main() -> None:
+        reports: list[StepReport] = []
+        model = HeldModel()
+        async with make_llm(model) as llm:
+            llm.on_step(reports.append)
+            async with aclosing(llm.stream(await llm.prepare([1], LONG))) as chunks:
+                await anext(chunks)
+                model.hold()
+            model.let_go()
+            await settled(llm)
+            (ended,) = reports[-1].finished
+            assert ended.outputs[0].finish_reason == "abort"
+            assert (ended.queue_seconds or 0) <= (ended.first_token_seconds or 0) <= ended.total_seconds
+
+    run(main())
+
+
 def test_leaving_while_still_waiting() -> None:
     async def main() -> None:
         model = HeldModel()
@@ -135,8 +163,7 @@ def test_leaving_while_still_waiting() -> None:
             stays = asyncio.create_task(complete(llm, [1], GREEDY))
             await model.entered()
             waits = asyncio.create_task(complete(llm, [2], GREEDY))
-            while llm.load().waiting < 2:
-                await asyncio.sleep(0)
+            await accepted(llm, 2)
             waits.cancel()
             model.let_go()
             await stays
@@ -245,6 +272,87 @@ def test_a_fault_before_anything_was_computed_ends_everybody() -> None:
     run(main())
 
 
+def test_a_fault_behind_the_end_of_a_request_does_not_touch_it() -> None:
+    """The request has its last token, but the step does not live to hand it out: the next one does."""
+
+    async def main() -> None:
+        drafter = ScriptedDrafter("script", lambda ask: Draft())
+        model = HistoryModel(VOCAB)
+        async with make_llm(model, {"script": drafter}, seqs=2) as llm:
+            observe, torn = drafter.observe, []
+
+            def tears(observations: Sequence[Observation]) -> None:
+                if len(observations) == 1 and not torn:  # the other one has ended in this step
+                    torn.append(True)
+                    raise OSError("torn")
+                observe(observations)
+
+            drafter.observe = tears  # type: ignore[method-assign]
+            both = [await llm.prepare([n], replace(GREEDY, max_tokens=most)) for n, most in enumerate((3, 9))]
+            ends, goes_on = (asyncio.create_task(llm.complete(each)) for each in both)
+            waits = asyncio.create_task(computes(llm, model, [7]))
+            assert (await ends).outputs[0].token_ids == plain(model, Job([0], GREEDY))[:3]
+            with pytest.raises(RequestFailed, match="OSError: torn"):
+                await goes_on
+            await waits
+            await settled(llm)
+            assert not drafter.alive and torn
+
+    run(main())
+
+
+def test_a_choice_that_ended_in_a_step_that_failed_goes_with_its_siblings() -> None:
+    async def main() -> None:
+        drafter = ScriptedDrafter("script", lambda ask: Draft())
+        model = HistoryModel(VOCAB)
+        firsts = [plain(model, Job([1], WARM, number=number))[0] for number in range(2)]
+        assert firsts[0] != firsts[1]
+        async with make_llm(model, {"script": drafter}) as llm:
+            observe, torn = drafter.observe, []
+
+            def tears(observations: Sequence[Observation]) -> None:
+                if len(observations) == 2 and not torn:  # of three: one has ended in this step
+                    torn.append(True)
+                    raise OSError("torn")
+                observe(observations)
+
+            drafter.observe = tears  # type: ignore[method-assign]
+            prepared = await llm.prepare([1], replace(WARM, n=3, stop_token_ids=(firsts[0],)))
+            with pytest.raises(RequestFailed, match="OSError: torn"):
+                await llm.complete(prepared)
+            await computes(llm, model, [7])
+            await settled(llm)
+            assert llm.failure is None and torn
+
+    run(main())
+
+
+def test_a_fault_between_two_steps_ends_those_who_run_and_not_those_who_wait() -> None:
+    async def main() -> None:
+        model = HeldModel()
+        async with make_llm(model, seqs=1) as llm:
+            faults: list[OSError] = []
+
+            def before_step() -> None:
+                if faults:
+                    raise faults.pop()
+
+            llm.built.engine._before_step = before_step
+            model.hold()
+            runs = asyncio.create_task(complete(llm, [1], GREEDY))
+            await model.entered()
+            waits = asyncio.create_task(computes(llm, model, [2]))
+            await accepted(llm, 2)
+            faults.append(OSError("the thread governor"))
+            model.let_go()
+            with pytest.raises(RequestFailed, match="the thread governor"):
+                await runs
+            await waits
+            await settled(llm)
+
+    run(main())
+
+
 def test_an_engine_that_computes_nothing_is_no_endless_loop() -> None:
     async def main() -> None:
         llm = make_llm(HistoryModel(VOCAB))
@@ -272,8 +380,7 @@ def test_an_engine_damaged_by_a_fault_says_so_to_everybody() -> None:
             model.hold()
             tasks = [asyncio.create_task(complete(llm, [n], GREEDY)) for n in range(4)]
             await model.entered()
-            while llm.load().waiting < 4:
-                await asyncio.sleep(0)
+            await accepted(llm, 4)
             model.let_go()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(result) for result in results] == [RequestFailed] * 4
@@ -296,8 +403,7 @@ def test_draining_finishes_what_was_accepted() -> None:
             model.hold()
             tasks = [asyncio.create_task(complete(llm, [n], GREEDY)) for n in range(3)]
             await model.entered()
-            while llm.load().waiting < 3:
-                await asyncio.sleep(0)
+            await accepted(llm, 3)
             await llm.drain(0.01)
             assert not any(task.done() for task in tasks)
             with pytest.raises(Unavailable, match="shutting down"):
@@ -389,6 +495,18 @@ def test_an_interrupt_closes_cleanly() -> None:
         run(main())
     assert not engine_threads()
     check_nothing_left(llm)
+
+
+def test_a_forgotten_one_leaves_no_thread_behind() -> None:
+    async def main() -> None:
+        llm = make_llm(HistoryModel(VOCAB))
+        await llm.start()
+        await complete(llm, [1], GREEDY)
+        assert len(engine_threads()) == 1
+
+    run(main())
+    gc.collect()
+    assert not engine_threads()
 
 
 def test_an_interpreter_ends_although_nobody_closed() -> None:

@@ -202,7 +202,7 @@ class AsyncLLM:
     def load(self) -> Load:
         """How busy the engine is, as of the last step; may be called from any thread."""
         if self._thread is None:
-            return Load(cache_tokens=self.built.engine.cache.free_rows)
+            return Load(cache_tokens=self.built.engine.free_rows)
         seen = self._thread.snapshot
         if self._thread.ended is not None:
             return seen.load

@@ -91,13 +91,13 @@ class EngineThread:
         self._ended: str | None = None
         self._open: set[Job] = set()  # all whose callers wait for mail, those in the queue included
         self._jobs: dict[int, tuple[Job, Request]] = {}
-        self._books = StepBooks(engine.cache.free_rows)
+        self._books = StepBooks(engine.free_rows)
         self._finished: list[FinishedRequest] = []
         self._left: list[Job] = []
         self._idle_steps = 0
         self._received = 0
         self._mean: float | None = None
-        self.snapshot = Snapshot(self._books.load(engine.cache.free_rows))
+        self.snapshot = Snapshot(self._books.load(engine.free_rows))
         # As a daemon it does not hold up an interpreter that ends without `stop`; who starts it has to see to that.
         self._thread = threading.Thread(target=self._run, name="outpace-engine", daemon=True)
         self._thread.start()
@@ -250,7 +250,7 @@ class EngineThread:
         left, self._left = self._left, []
         finished, self._finished = self._finished, []
         leaving = [request for job in left for request in job.choices]
-        report = self._books.step(seconds, outputs, finished, leaving, self._engine.cache.free_rows)
+        report = self._books.step(seconds, outputs, finished, leaving, self._engine.free_rows)
         if seconds or not self._engine.has_work:  # requests that were only just admitted do not count as waiting yet
             self.snapshot = Snapshot(report.load, self._received, self._mean)
         for listener in tuple(self._listeners):

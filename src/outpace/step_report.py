@@ -101,10 +101,11 @@ class StepReport:
 
     Args:
         seconds: of the step.
-        rows: rows of the target it computed, drafts included. 0 if the step failed.
+        rows: rows of the target it computed, drafts included; those that a request which had lost its place found again
+            are counted too. 0 if the step failed.
         num_requests: requests that computed rows, every choice being one.
         drafts: of every request that had a draft verified.
-        prompt_tokens: prompt tokens computed for the first time.
+        prompt_tokens: prompt tokens computed for the first time, or found in the cache.
         generated_tokens: output tokens committed.
         preemptions: running requests that lost their place.
         first_token_seconds: of every request whose first token came, from its arrival.
@@ -139,7 +140,9 @@ class _Seen:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
+    admitted: bool = False
     running: bool = False
+    ended: bool = False
     last_tokens_at: float | None = None
 
 
@@ -161,17 +164,20 @@ class StepBooks:
         self._seen[request.id] = _Seen(request, arrived, len(request.token_ids))
 
     def took_part(self) -> list[Request]:
-        """Requests that a step which has just failed was working on; all of them if it did not get so far.
+        """Requests to end because a step has failed: those it was working on, or all if it did not get so far.
 
-        A failed step takes every place away, which counts as a preemption. Those it did not touch can go on.
+        A failed step takes every place away, which counts as a preemption. Requests it did not touch can go on, and
+        those that came to their end in it are all right: the next step hands that out. Some request always ends.
         """
-        everybody = [seen.request for seen in self._seen.values()]
-        took_part = [
-            seen.request
-            for seen in self._seen.values()
-            if seen.running or seen.request.finish_reason or seen.request.stats.preemptions > seen.preemptions
-        ]
-        return took_part or everybody
+        torn, ended = [], False
+        for seen in self._seen.values():
+            request = seen.request
+            if request.finish_reason is None:
+                if seen.running or request.stats.preemptions > seen.preemptions:
+                    torn.append(request)
+            else:
+                ended |= not seen.ended
+        return torn if torn or ended else [seen.request for seen in self._seen.values()]
 
     def step(
         self,
@@ -194,7 +200,8 @@ class StepBooks:
         rows = prompt_tokens = generated = 0
         drafts: list[VerifiedDraft] = []
         first, gaps = [], []
-        served = [self._seen[output.request_id] for output in outputs]
+        # Of a request whose job failed with another of its choices there may still be an output.
+        served = [self._seen[output.request_id] for output in outputs if output.request_id in self._seen]
         for seen in served:
             request, stats = seen.request, seen.request.stats
             new_tokens = len(request.token_ids) - seen.num_tokens
@@ -255,20 +262,23 @@ class StepBooks:
                 stats.draft_tokens,
                 stats.accepted_tokens,
             )
-            seen.running = request.lane is not None
+            seen.admitted = request.num_cached_tokens is not None
+            seen.running, seen.ended = request.lane is not None, request.finish_reason is not None
         self._preemptions += preempted
         return preempted
 
 
 def _committed_rows(seen: _Seen, new_tokens: int, accepted: int) -> int:
     """Rows of committed tokens in this step. One that brought tokens has computed all there were before it."""
+    request = seen.request
+    before = seen.num_computed if seen.admitted else request.num_cached_tokens or 0
     if new_tokens:
-        return seen.num_tokens - seen.num_computed
-    return max(0, seen.request.num_computed - seen.num_computed - accepted)
+        return seen.num_tokens - before
+    return max(0, request.num_computed - before - accepted)
 
 
 def _new_prompt_tokens(seen: _Seen) -> int:
-    """Prompt tokens computed in this step and never before: a request that lost its place computes them again."""
+    """Prompt tokens whose rows are there since this step and never were before, so recomputed ones do not count."""
     request = seen.request
     done = request.num_prompt_tokens if request.num_output_tokens else request.num_computed
     new = max(0, done - seen.prompt_done)
