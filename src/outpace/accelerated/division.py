@@ -48,7 +48,7 @@ def divide_sampling(config: GenerationConfig, seed: int | None) -> tuple[Generat
     if not config.do_sample:
         return filtered, SamplingParams(temperature=0.0)
     if seed is None:
-        seed = int(torch.randint(2**63 - 1, ()))
+        seed = int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))
     plain = all(getattr(config, name, None) in off for name, off in _BEHIND_TOP_P.items()) and config.top_p != 0
     if not plain or (config.return_dict_in_generate and config.output_scores):
         return filtered, SamplingParams(temperature=1.0, top_p=1.0, top_k=0, seed=seed)

@@ -216,16 +216,16 @@ def _sequences(call: GenerateCall, rows: Sequence[Row]) -> torch.Tensor:
     """[rows, length] prompts with their padding, what follows, and the pad id behind it."""
     ends = [row.end or 0 for row in rows]
     start = call.input_ids.shape[1]
-    sequences = torch.full((len(rows), start + max(ends)), call.pad_id or 0, dtype=torch.int64)
+    sequences = torch.full((len(rows), start + max(ends)), call.pad_id or 0, dtype=torch.int64, device="cpu")
     for index, (row, end) in enumerate(zip(rows, ends, strict=True)):
         sequences[index, :start] = call.prompt(index)[0]
-        sequences[index, start : start + end] = torch.tensor(row.output_ids[:end])
+        sequences[index, start : start + end] = torch.tensor(row.output_ids[:end], dtype=torch.int64, device="cpu")
     return sequences
 
 
 def _by_token(kept: Sequence[dict[int, torch.Tensor]], rows: Sequence[Row], width: int) -> tuple[torch.Tensor, ...]:
     """One [rows, V] tensor a token, zeros behind the end of a sequence."""
-    nothing = torch.zeros(width)
+    nothing = torch.zeros(width, dtype=torch.float32, device="cpu")
     ends = [row.end or 0 for row in rows]
     return tuple(
         torch.stack([values[at] if at < end else nothing for values, end in zip(kept, ends, strict=True)])

@@ -25,7 +25,7 @@ def read_prompts(config: GenerationConfig, inputs: Any, input_ids: Any) -> torch
     if prompts is None:
         if config.bos_token_id is None:
             raise InvalidPrompt("there are no input_ids, and the model has no bos_token_id to begin with: give some")
-        prompts = torch.tensor([[config.bos_token_id]])
+        prompts = torch.tensor([[config.bos_token_id]], dtype=torch.int64, device="cpu")
     if not isinstance(prompts, torch.Tensor) or prompts.ndim != 2 or prompts.dtype not in (torch.int64, torch.int32):
         kind = f"shape {list(prompts.shape)}, {prompts.dtype}" if isinstance(prompts, torch.Tensor) else type(prompts)
         raise InvalidPrompt(f"input_ids of {kind} are not possible: give a tensor [batch, length] of integers")
@@ -61,7 +61,7 @@ def read_padding(
         )
     mask = mask.to("cpu", torch.int64)
     lengths = mask.sum(dim=1)
-    expected = torch.arange(mask.shape[1]) >= (mask.shape[1] - lengths)[:, None]
+    expected = torch.arange(mask.shape[1], dtype=torch.int64, device="cpu") >= (mask.shape[1] - lengths)[:, None]
     wrong = (~((mask == expected).all(dim=1)) | (lengths == 0)).nonzero()
     if wrong.numel():
         raise InvalidPrompt(

@@ -42,7 +42,7 @@ class RowScores:
 
     def __call__(self, prompt_ids: Sequence[int], output_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
         """[V] logits -> [V] scores. The prompt is known already, padding included."""
-        ids = torch.cat([self._prompt, torch.tensor([list(output_ids)], dtype=torch.int64)], dim=1)
+        ids = torch.cat([self._prompt, torch.tensor([list(output_ids)], dtype=torch.int64, device="cpu")], dim=1)
         raw = logits.clone() if self._keeps else logits
         try:
             scores: torch.Tensor = self._processors(ids, logits[None])[0]
@@ -128,7 +128,7 @@ def _look_at(engine: Engine, call: GenerateCall, index: int, row: Row) -> None:
     while row.checked < len(output) and row.end is None:
         row.checked += 1
         if call.streamer is not None:
-            call.streamer.put(torch.tensor(output[row.checked - 1 : row.checked]))
+            call.streamer.put(torch.tensor(output[row.checked - 1 : row.checked], dtype=torch.int64, device="cpu"))
         if len(call.criteria) and _criteria_met(call, index, row, output[: row.checked]):
             row.end = row.checked
     if row.end is None and request.finish_reason is not None:
@@ -139,7 +139,7 @@ def _look_at(engine: Engine, call: GenerateCall, index: int, row: Row) -> None:
 
 def _criteria_met(call: GenerateCall, index: int, row: Row, output: list[int]) -> bool:
     """Asks the stopping criteria about one sequence alone, as after every token."""
-    ids = torch.cat([call.prompt(index), torch.tensor([output])], dim=1)
+    ids = torch.cat([call.prompt(index), torch.tensor([output], dtype=torch.int64, device="cpu")], dim=1)
     wanted = call.config.return_dict_in_generate and call.config.output_scores
     scores = tuple(row.processing.scores[at][None] for at in range(len(output))) if wanted else None
     return bool(call.criteria(ids, scores).all())

@@ -191,7 +191,7 @@ class TransformersModel:
                     ids=pack.ids[row : row + 1],
                     positions=pack.positions[row : row + 1],
                     segments=(Segment(segment.lane, 0, 1, segment.first_slot + row - segment.begin),),
-                    logits_rows=torch.arange(int(row in wanted)),
+                    logits_rows=torch.arange(int(row in wanted), dtype=torch.int64, device="cpu"),
                 )
                 found.append(self.forward(alone, cache).logits)
         return ForwardResult(logits=torch.cat(found))

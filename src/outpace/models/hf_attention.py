@@ -155,7 +155,7 @@ class PackAttention:
     def mask(self, options: dict[str, Any]) -> torch.Tensor:
         """A mask of the shape asked for; what it says does not matter."""
         shape = (options["batch_size"], 1, options["q_length"], options["kv_length"])
-        return torch.zeros((), dtype=options.get("dtype", torch.float32)).expand(shape)
+        return torch.zeros((), dtype=options.get("dtype", torch.float32), device="cpu").expand(shape)
 
     def attend(
         self,
@@ -224,7 +224,7 @@ def _attend_rows(
         pool.view(cache.num_lanes, rule.kv_heads, cache.padded_capacity, rule.cache_dim)
         for pool in (cache.keys(layer), cache.values(layer))
     )
-    result = torch.empty(len(query), rule.heads, rule.cache_dim)
+    result = torch.empty(len(query), rule.heads, rule.cache_dim, dtype=torch.float32, device="cpu")
     group = rule.heads // rule.kv_heads
     extra = None if sinks is None else sinks.detach().float().view(rule.kv_heads, group, 1)
     for segment in segments:
@@ -270,7 +270,7 @@ def dense_attention(
         [1, R, heads, value_dim] float32.
     """
     count, group = query.shape[2], rule.heads // rule.kv_heads
-    rows = torch.arange(count)
+    rows = torch.arange(count, dtype=torch.int64, device="cpu")
     distance = rows[:, None] - rows
     hidden = (distance < 0) | (distance >= (rule.window or count))
     split = query[0].float().reshape(rule.kv_heads, group * count, -1) * rule.scale

@@ -61,7 +61,7 @@ class _OneLayer:
         end: int,
         cache: KvCache,
     ) -> torch.Tensor:
-        rows = torch.arange(len(hidden))
+        rows = torch.arange(len(hidden), dtype=torch.int64, device="cpu")
         return self._model.forward(Pack(hidden[:, 0], positions, tuple(segments), rows), cache).logits
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

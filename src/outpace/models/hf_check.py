@@ -34,7 +34,7 @@ def check_against_eager(model: TransformersModel, borrowed: BorrowedModel, found
     Raises:
         UnsupportedModel: logits, keys or values are not those of the model's own eager pass.
     """
-    ids, rows = found.ids, torch.arange(len(found.ids))
+    ids, rows = found.ids, torch.arange(len(found.ids), dtype=torch.int64, device="cpu")
     eager = borrowed.logits(ids, rows, rows, "eager")[:, : model.vocab_size].float()
     dtype = borrowed.model.get_output_embeddings().weight.dtype
     tolerance = _ROUNDED if rounded else _TOLERANCE[dtype]
@@ -108,9 +108,9 @@ def _pack(parts: tuple[_Part, ...], text: torch.Tensor) -> Pack:
         begin += end - first
     return Pack(
         ids=torch.cat([text[first:end] for _, first, end in parts]),
-        positions=torch.cat([torch.arange(first, end) for _, first, end in parts]),
+        positions=torch.cat([torch.arange(first, end, dtype=torch.int64, device="cpu") for _, first, end in parts]),
         segments=tuple(segments),
-        logits_rows=torch.arange(begin),
+        logits_rows=torch.arange(begin, dtype=torch.int64, device="cpu"),
     )
 
 

@@ -87,7 +87,7 @@ class Study:
 
     def __init__(self, kind: str, limit: int) -> None:
         self.seen: list[Seen] = []
-        self.ids = torch.empty(0, dtype=torch.long)
+        self.ids = torch.empty(0, dtype=torch.int64, device="cpu")
         self._kind = kind
         self._limit = limit
         self._masks: dict[int, tuple[torch.Tensor, dict[str, Any]]] = {}
@@ -143,10 +143,16 @@ class Study:
         size = min(window or 1, self._limit)
         places = (size - 1, size, 2 * size, 3 * size + 5, self._limit - 1)
         far = sorted({place for place in places if place < self._limit})
-        for queries in (torch.arange(min(_NEAR_ROWS, self._limit)), torch.tensor(far)):
-            queries, slots = queries[:, None], torch.arange(int(queries.max()) + 2)[None]
+        for queries in (
+            torch.arange(min(_NEAR_ROWS, self._limit), dtype=torch.int64, device="cpu"),
+            torch.tensor(far, dtype=torch.int64, device="cpu"),
+        ):
+            queries, slots = (
+                queries[:, None],
+                torch.arange(int(queries.max()) + 2, dtype=torch.int64, device="cpu")[None],
+            )
             wanted = (slots <= queries) & (slots > queries - (self._limit if window is None else window))
-            zero = torch.zeros((), dtype=torch.long)
+            zero = torch.zeros((), dtype=torch.int64, device="cpu")
             try:
                 found = sees(zero, zero, queries, slots)
             except (RuntimeError, IndexError, TypeError) as error:
@@ -202,13 +208,15 @@ def study(borrowed: BorrowedModel, vocab_size: int, limit: int) -> Study:
 
 
 def _text(count: int, vocab_size: int) -> torch.Tensor:
-    return torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        vocab_size, (count,), generator=torch.Generator("cpu").manual_seed(1), dtype=torch.int64, device="cpu"
+    )
 
 
 def _study_rows(borrowed: BorrowedModel, ids: torch.Tensor, limit: int) -> Study:
     listener = Study(borrowed.kind, limit)
     listener.ids = ids
-    rows = torch.arange(len(ids))
+    rows = torch.arange(len(ids), dtype=torch.int64, device="cpu")
     with listening(listener):
         borrowed.logits(ids, rows, rows[-1:], STUDY)
     layers, calling = borrowed.model.config.num_hidden_layers, len({seen.module for seen in listener.seen})

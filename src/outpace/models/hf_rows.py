@@ -57,7 +57,9 @@ def can_pack(precision: Precision, dtype: torch.dtype) -> bool:
     if precision.quantization == "int8":
         return dtype in _FLOATS
     # A copy of half precision would be one of twice its size; a plain one would be computed no faster.
-    return dtype == torch.float32 and not isinstance(pack_linear(torch.eye(16), None, "none"), PlainLinear)
+    return dtype == torch.float32 and not isinstance(
+        pack_linear(torch.eye(16, dtype=torch.float32, device="cpu"), None, "none"), PlainLinear
+    )
 
 
 @dataclass(slots=True)
