@@ -137,6 +137,14 @@ class Cache(Protocol):
         """Gives back every row from `rows` on, in O(1); the rows below keep their contents."""
         ...
 
+    def trim(self, lane: int) -> None:
+        """Gives the memory behind a lane's reserved rows back to the system; what was written there is gone."""
+        ...
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Writes rows [0, rows) of one lane, in every layer, to another; both have reserved them."""
+        ...
+
     def release(self, lane: int) -> None:
         """Gives the whole lane back, and its memory to the system."""
         ...
@@ -215,11 +223,14 @@ class DrafterNeeds:
         aux_layers: layers whose entering hidden states it wants to observe, for every kept row.
         computes: it computes rows to draft, so it is not asked before a request has its first token.
         target_rows: it writes to the target's cache rows and returns drafts with `resume`.
+        every_row: it must observe all rows of a prompt, so that its requests never begin behind rows that were
+            computed for another.
     """
 
     aux_layers: tuple[int, ...] = ()
     computes: bool = False
     target_rows: bool = False
+    every_row: bool = False
 
 
 class Drafter(Protocol):

@@ -102,6 +102,42 @@ def test_mixed_pack(rows: int, quantization: str) -> None:
 
 
 @pytest.mark.parametrize("quantization", NATIVE + TORCH)
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("max_rows", [3200, 500], ids=["roomy", "preempting"])
+def test_reused_rows(max_rows: int, name: str, quantization: str) -> None:
+    """Turns of two conversations, a branch and repeated prompts, some side by side, across the edge of a key block."""
+    params = [replace(each, max_tokens=TOKENS) for each in (GREEDY, WARM, HOT)]
+    system = [i * 5 % VOCAB for i in range(120)]
+    first = [*system, 1, 2, 3]
+    first += [*plain(Job(first, params[0]), quantization), 4, 5]
+    second = [*first, *plain(Job(first, params[1]), quantization), 6]
+    prompts = [
+        (first[:123], 0),
+        (first, 1),
+        (second, 2),
+        ([*system, 9, 9], 0),
+        (first, 2),
+        ([7, *system], 0),
+        (second, 2),
+    ]
+    arrivals = [0, 30, 60, 62, 63, 64, 120]
+    jobs = [Job(prompt, params[at], arrives=when) for (prompt, at), when in zip(prompts, arrivals, strict=True)]
+    engine = make_engine((name,), quantization, max_rows=max_rows)
+    results = run(engine, jobs)
+    for job, result in zip(jobs, results, strict=True):
+        assert result.outputs[0].token_ids == plain(job, quantization)
+    cached = [result.num_cached_tokens for result in results]
+    if name == "adapter":
+        assert cached == [0] * 7
+    elif max_rows == 3200:
+        assert cached == [0, 123 + TOKENS - 1, len(first) + TOKENS - 1, 120, len(first) - 1, 0, len(second) - 1]
+    else:
+        assert sum(cached) > 300
+    engine.clear_prefixes()
+    assert engine.cache.free_rows == max_rows
+
+
+@pytest.mark.parametrize("quantization", NATIVE + TORCH)
 @pytest.mark.parametrize("params", [GREEDY, replace(WARM, temperature=0.7), HOT], ids=["T=0", "T=0.7", "T=1.5"])
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_the_target_as_its_own_draft_is_always_accepted(k: int, params: SamplingParams, quantization: str) -> None:

@@ -102,7 +102,13 @@ def make_drafter(name: str, quantization: str, cache: KvCache) -> Drafter:
 
 
 def make_engine(
-    names: Sequence[str], quantization: str, *, k: int = 4, rows: int = 512, max_rows: int = 8 * CAPACITY
+    names: Sequence[str],
+    quantization: str,
+    *,
+    k: int = 4,
+    rows: int = 512,
+    max_rows: int = 8 * CAPACITY,
+    prefixes: bool = True,
 ) -> Engine:
     model = target(quantization)
     cache = model.new_cache(8, CAPACITY, max_rows)
@@ -115,4 +121,5 @@ def make_engine(
         max_model_len=CAPACITY,
         num_speculative_tokens={name: k for name in names},
         max_num_batched_tokens=rows,
+        enable_prefix_caching=prefixes,
     )

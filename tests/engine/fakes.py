@@ -61,6 +61,14 @@ class TokenCache:
         del self._reserved[lane]
         self._free = sorted([*self._free, lane])
 
+    def trim(self, lane: int) -> None:
+        assert set(self.tokens[lane][self._reserved[lane] :]) <= {FREE}
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        assert 0 <= rows <= min(self._reserved[source], self._reserved[target])
+        assert FREE not in self.tokens[source][:rows], f"lane {source} has rows that were never computed"
+        self.tokens[target][:rows] = self.tokens[source][:rows]
+
     def write(self, lane: int, slot: int, token: int) -> None:
         assert slot < self._reserved[lane], f"row {slot} of lane {lane} was not reserved"
         self.tokens[lane][slot] = token

@@ -67,8 +67,9 @@ def make_engine(
     eos: Sequence[int] = (),
     verification: str = "coupled",
     missing: Sequence[int] = (),
+    prefixes: bool = True,
 ) -> Engine:
-    """An engine of stand-ins; `verification` is the rule of all drafters."""
+    """An engine of stand-ins; `verification` is the rule of all drafters, `prefixes` whether rows are reused."""
     return Engine(
         model,
         cache,
@@ -80,6 +81,7 @@ def make_engine(
         num_speculative_tokens={name: k for name in drafters},
         max_num_seqs=seqs,
         max_num_batched_tokens=rows,
+        enable_prefix_caching=prefixes,
     )
 
 
@@ -129,8 +131,9 @@ def run_all(engine: Engine, jobs: Sequence[Job]) -> list[RequestOutput | Outpace
 
 
 def check_rows(engine: Engine) -> None:
-    """The cache holds the committed tokens of every running request, as far as they are computed, and nothing else."""
-    assert isinstance(engine.cache, TokenCache)
+    """A cache of tokens holds those of every running request, as far as they are computed, and nothing else."""
+    if not isinstance(engine.cache, TokenCache):
+        return
     for request in engine._scheduler.running:
         assert request.lane is not None
         held = [token for token in engine.cache.tokens[request.lane] if token != FREE]

@@ -38,10 +38,11 @@ def ended(changes: dict[str, Any], *, eos: int = EOS, capacity: int = 512) -> tu
     texts = [PROMPT + ENDLESS, *(each.prompt + oracle.decode(each).token_ids for each in neighbours)]
     drafter = oracle_drafter(lambda tokens: next(text for text in texts if text[: len(tokens)] == list(tokens)))
     cache = TokenCache(capacity=capacity)
-    results = run(make_engine(MODEL, cache, {"oracle": drafter}, k=K, eos=[eos]), [job, *neighbours])
+    engine = make_engine(MODEL, cache, {"oracle": drafter}, k=K, eos=[eos])
+    results = run(engine, [job, *neighbours])
     for each, result in zip([job, *neighbours], results, strict=True):
         oracle.decode(each).check(result)
-    assert cache.free_rows == 4096
+    assert engine.free_rows == 4096
     return oracle.decode(job), results[0]
 
 

@@ -166,7 +166,7 @@ def test_a_request_whose_logits_are_nan_ends_alone() -> None:
         engine.take(ids[1])
     for index in (0, 2):
         assert engine.take(ids[index]).outputs[0].token_ids == plain(model, jobs[index])
-    assert engine.cache.free_rows == 4096
+    assert engine.free_rows == 4096
 
 
 def test_abort_frees_everything_at_any_moment() -> None:
@@ -185,7 +185,7 @@ def test_abort_frees_everything_at_any_moment() -> None:
                     model, Job([output.request_id] * 30, GREEDY)
                 )
         engine.check_integrity()
-    assert engine.cache.free_rows == 4096
+    assert engine.free_rows == 4096
     assert drafters["draft_model"].memory_bytes == 0
 
 
@@ -251,7 +251,7 @@ def test_a_failed_step_leaves_nobody_half_computed() -> None:
         try:
             finished |= {output.request_id for output in engine.step() if output.finish_reason}
         except KeyboardInterrupt:
-            assert engine.cache.free_rows == 4096
+            assert engine.free_rows == 4096
         engine.check_integrity()
     for request_id, job in zip(ids, jobs, strict=True):
         assert engine.take(request_id).outputs[0].token_ids == plain(HistoryModel(V), job)

@@ -36,7 +36,7 @@ def beside_others(
     for other, got in zip(others, results, strict=True):
         assert not isinstance(got, OutpaceError), (other.name, got)
         other.expected.check(got)
-    assert cache.free_rows == 4096
+    assert engine.free_rows == 4096
     return str(result) if isinstance(result, OutpaceError) else result.outputs[0].token_ids
 
 

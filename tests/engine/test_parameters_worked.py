@@ -73,7 +73,7 @@ def test_a_repetition_penalty_counts_the_prompt_and_the_others_do_not() -> None:
     assert texts([Job([0], replace(GREEDY, presence_penalty=0.2))], "random", model=model) == [[0, 1] + [0] * 14]
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64 - 1])
+@pytest.mark.parametrize("seed", [-2, 2**64 - 1])
 def test_a_seed_gives_the_same_text_in_any_company(seed: int) -> None:
     jobs = [Job([7, 7], replace(WARM, seed=seed, presence_penalty=0.5), number=number) for number in range(4)]
     alone = [texts([job])[0] for job in jobs]

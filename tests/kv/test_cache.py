@@ -106,6 +106,82 @@ def test_a_released_lane_reads_as_zero_and_its_neighbours_stay(head_dim: int) ->
             assert (lanes[2, :, :150] == 3).all()
 
 
+def filled(cache: KvCache, lane: int, rows: int) -> None:
+    """Every number of a row says which layer, lane and slot it is of."""
+    for layer in range(cache.num_layers):
+        for sign, pool in ((1, cache.keys(layer)), (-1, cache.values(layer))):
+            lanes = pool.view(cache.num_lanes, cache.num_kv_heads, -1, cache.head_dim)
+            lanes[lane, :, :rows] = sign * (1000.0 * (lane + 1) + torch.arange(rows))[:, None] + layer / 8
+
+
+@pytest.mark.parametrize("rows", [0, 1, KEY_BLOCK, 150])
+def test_a_copy_has_the_rows_asked_for_and_the_rest_stays(rows: int) -> None:
+    cache = make_cache()
+    for lane in range(3):
+        cache.allocate()
+        assert cache.reserve(lane, 150)
+        filled(cache, lane, 150)
+    before = [torch.stack([pool(layer).clone() for layer in range(2)]) for pool in (cache.keys, cache.values)]
+    cache.copy(2, 1, rows)
+    for pool, old in zip((cache.keys, cache.values), before, strict=True):
+        lanes = torch.stack([pool(layer) for layer in range(2)]).view(2, 4, 3, -1, 16)
+        expected = old.view(2, 4, 3, -1, 16).clone()
+        expected[:, 1, :, :rows] = expected[:, 2, :, :rows]
+        assert torch.equal(lanes, expected)
+    cache.check_integrity()
+    assert cache.reserved(1) == 150
+
+
+def test_copies_of_rows_that_are_not_reserved_are_refused() -> None:
+    cache = make_cache()
+    cache.allocate(), cache.allocate()
+    assert cache.reserve(0, 10) and cache.reserve(1, 5)
+    for source, target, lane, has in ((0, 1, 1, 5), (1, 0, 1, 5)):
+        with pytest.raises(ValueError, match=f"6 rows cannot be copied .*: lane {lane} has {has}"):
+            cache.copy(source, target, 6)
+    with pytest.raises(ValueError, match="-1 rows cannot be copied"):
+        cache.copy(0, 1, -1)
+    with pytest.raises(ValueError, match="lane 3 is not allocated"):
+        cache.copy(0, 3, 1)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, KEY_BLOCK, 299])
+@pytest.mark.parametrize("head_dim", [16, 64, 8 + 1], ids=["whole pages", "wide", "parts of pages"])
+def test_a_trimmed_lane_reads_as_zero_behind_its_rows(head_dim: int, rows: int) -> None:
+    cache = make_cache(head_dim=head_dim, max_rows=1000)
+    for lane in range(3):
+        cache.allocate()
+        assert cache.reserve(lane, 300)
+        filled(cache, lane, 300)
+    before = [torch.stack([pool(layer).clone() for layer in range(2)]) for pool in (cache.keys, cache.values)]
+    cache.truncate(1, rows)
+    cache.trim(1)
+    cache.check_integrity()
+    for pool, old in zip((cache.keys, cache.values), before, strict=True):
+        lanes = torch.stack([pool(layer) for layer in range(2)]).view(2, 4, 3, -1, head_dim)
+        expected = old.view(2, 4, 3, -1, head_dim).clone()
+        expected[:, 1, :, rows:] = 0
+        assert torch.equal(lanes, expected)
+    assert cache.reserved(1) == rows
+    assert cache.reserve(1, 300)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_trimming_gives_memory_back() -> None:
+    mebibyte = 1 << 20
+    cache = make_cache(num_kv_heads=2, head_dim=64, num_lanes=8, capacity=1 << 17, max_rows=1 << 20)
+    before = resident_bytes()
+    lane = cache.allocate()
+    assert lane is not None
+    cache.reserve(lane, 1 << 17)
+    cache.keys(0)[:2] = 1
+    assert resident_bytes() - before > 60 * mebibyte
+    cache.truncate(lane, 1 << 14)
+    cache.trim(lane)
+    assert 7 * mebibyte < resident_bytes() - before < 12 * mebibyte
+    cache.release(lane)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_committed_when_written_and_given_back() -> None:
     mebibyte = 1 << 20
@@ -141,7 +217,13 @@ def test_sizes_below_one_are_refused(name: str) -> None:
 
 def test_misuse_is_refused() -> None:
     cache = make_cache()
-    for misuse in (cache.release, cache.reserved, lambda lane: cache.reserve(lane, 1), lambda n: cache.truncate(n, 0)):
+    for misuse in (
+        cache.release,
+        cache.reserved,
+        cache.trim,
+        lambda lane: cache.reserve(lane, 1),
+        lambda n: cache.truncate(n, 0),
+    ):
         for lane in (0, -1, 4):
             with pytest.raises(ValueError, match=f"lane {lane} is not allocated"):
                 misuse(lane)
@@ -217,6 +299,11 @@ class CacheBooks(RuleBasedStateMachine):
         lane = data.draw(st.sampled_from(sorted(self.rows)))
         self.rows[lane] = data.draw(st.integers(0, self.rows[lane]))
         self.cache.truncate(lane, self.rows[lane])
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        self.cache.trim(data.draw(st.sampled_from(sorted(self.rows))))
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())

@@ -78,7 +78,8 @@ class EarlyExitDrafter:
         assert adapter is None or adapter.exit_layer == exit_layer
         self.exit_layer = exit_layer
         aux_layers = () if adapter is None else (exit_layer,)
-        self.needs = DrafterNeeds(aux_layers, computes=True, target_rows=True)
+        # An adapter has a row of its own for every row of the target.
+        self.needs = DrafterNeeds(aux_layers, computes=True, target_rows=True, every_row=adapter is not None)
         self._model = model
         self._cache = cache
         self._adapter = adapter

@@ -121,11 +121,11 @@ class Scheduler:
             if budget and request.lane is not None:
                 budget -= self._reserve(request, min(request.next_chunk, budget), tokens, preempted)
         while budget and not preempted and self._can_admit():
-            request = self._admit()
-            if request is None:
+            new = self._admit()
+            if new is None:
                 break
-            admitted.append(request)
-            budget -= self._reserve(request, min(request.next_chunk, budget), tokens, preempted)
+            admitted.append(new)
+            budget -= self._reserve(new, min(new.next_chunk, budget), tokens, preempted)
         turns, free_rows = self._with_drafts(tokens, draft_budget + budget)
         return Schedule(turns, [r for r in admitted if r.lane is not None], preempted, free_rows)
 

@@ -18,6 +18,8 @@ Measured on AVX2: 256 costs a third more at a context of 50 and saves a tenth at
 """
 
 _BYTES_PER_NUMBER = 4
+_LEAST_PAGES = 8
+"""Pages of a head worth a call to the system; fewer are written with zeros."""
 
 
 class KvCache:
@@ -152,6 +154,35 @@ class KvCache:
         self._reserved[lane] = rows
         self._used_rows -= before - rows
 
+    def trim(self, lane: int) -> None:
+        """Makes every slot behind the reserved rows zero again, and gives its memory back to the system.
+
+        Raises:
+            ValueError: the lane is not allocated.
+        """
+        rows, touched = self.reserved(lane), self._touched[lane]
+        if touched > rows:
+            for pool in (*self._keys, *self._values):
+                pool.clear(lane * self.num_kv_heads, (lane + 1) * self.num_kv_heads, rows, touched)
+            self._touched[lane] = rows
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Writes rows [0, rows) of lane `source`, in every layer, to lane `target`.
+
+        Raises:
+            ValueError: a lane is not allocated, or has not reserved so many rows.
+        """
+        for lane in (source, target):
+            if not 0 <= rows <= self.reserved(lane):
+                raise ValueError(
+                    f"{rows} rows cannot be copied from lane {source} to lane {target}: lane {lane} has "
+                    f"{self.reserved(lane)}"
+                )
+        heads = self.num_kv_heads
+        for pool in (*self._keys, *self._values):
+            lanes = pool.rows.view(self.num_lanes, heads, self.padded_capacity, self.head_dim)
+            lanes[target, :, :rows].copy_(lanes[source, :, :rows])
+
     def release(self, lane: int) -> None:
         """Gives the whole lane back, and its memory to the system.
 
@@ -161,7 +192,7 @@ class KvCache:
         self._used_rows -= self.reserved(lane)
         touched = self._touched[lane]
         for pool in (*self._keys, *self._values):
-            pool.clear(lane * self.num_kv_heads, (lane + 1) * self.num_kv_heads, touched)
+            pool.clear(lane * self.num_kv_heads, (lane + 1) * self.num_kv_heads, 0, touched)
         del self._reserved[lane], self._touched[lane]
         heapq.heappush(self._free, lane)
 
@@ -187,20 +218,33 @@ class _Pool:
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         heads, slots, dim = shape
-        self._head_bytes = slots * dim * _BYTES_PER_NUMBER
+        self._row_bytes = dim * _BYTES_PER_NUMBER
+        self._head_bytes = slots * self._row_bytes
         self._map = _anonymous_map(heads * self._head_bytes)
         # Made outside of inference mode, so that the pool can be written in any mode.
         with torch.inference_mode(False):
             self.rows = torch.frombuffer(self._map, dtype=torch.float32).view(shape)
 
-    def clear(self, first_head: int, last_head: int, slots: int) -> None:
-        """Makes the first `slots` slots of heads [first_head, last_head) zero again; none beyond were written."""
-        begin, size = first_head * self._head_bytes, (last_head - first_head) * self._head_bytes
+    def clear(self, first_head: int, last_head: int, begin: int, end: int) -> None:
+        """Makes slots [begin, end) of heads [first_head, last_head) zero again; none beyond were written."""
+        if begin == 0 and self._give_back(first_head * self._head_bytes, last_head * self._head_bytes):
+            return
+        page, size = mmap.PAGESIZE, self._head_bytes
+        if (end - begin) * self._row_bytes < _LEAST_PAGES * page or size % page or sys.platform != "linux":
+            self.rows[first_head:last_head, begin:end].zero_()
+            return
+        first = -(-begin * self._row_bytes // page) * page
+        self.rows[first_head:last_head, begin : -(-first // self._row_bytes)].zero_()
+        for head in range(first_head, last_head):
+            self._give_back(head * size + first, (head + 1) * size)
+
+    def _give_back(self, begin: int, end: int) -> bool:
+        """Bytes [begin, end) become zero and take no memory. False, and no change, if that cannot be done."""
         # Only Linux promises zeros after this advice, and it takes whole pages.
-        if sys.platform == "linux" and begin % mmap.PAGESIZE == 0 and size % mmap.PAGESIZE == 0:
-            self._map.madvise(mmap.MADV_DONTNEED, begin, size)
-        else:
-            self.rows[first_head:last_head, :slots].zero_()
+        if sys.platform != "linux" or begin % mmap.PAGESIZE or end % mmap.PAGESIZE:
+            return False
+        self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        return True
 
 
 def _anonymous_map(num_bytes: int) -> mmap.mmap:
