@@ -24,7 +24,8 @@ def test_every_option_reaches_its_setting(outpace) -> None:
     result = outpace(
         "generate", "Hi", "--model", "m", "--quantization", "none", "--dtype", "bfloat16", "--kernels", "native",
         "--max-model-len", "100", "--max-num-seqs", "3",
-        "--max-num-batched-tokens", "64", "--max-logprobs", "5", "--cache-tokens", "900", "--threads", "1", "--trust-remote-code",
+        "--max-num-batched-tokens", "64", "--max-logprobs", "5",
+        "--cache-tokens", "900", "--no-enable-prefix-caching", "--threads", "1", "--trust-remote-code",
         "--allow-pickle", "--speculative-model", "self:7", "--num-speculative-tokens", "4", "--temperature", "0.5",
         "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1", "--seed", "7", "--max-tokens", "3", "--stop", "a",
         "--stop", "b",
@@ -32,7 +33,7 @@ def test_every_option_reaches_its_setting(outpace) -> None:
     assert result.code == 0
     assert result.llm.opened == [
         (
-            EngineConfig("m", "none", "bfloat16", "native", 100, 3, 64, 5, 900, 1, True, True),
+            EngineConfig("m", "none", "bfloat16", "native", 100, 3, 64, 5, 900, False, 1, True, True),
             SpeculativeConfig(method="early_exit", exit_layer=7, num_speculative_tokens=4),
         )
     ]

@@ -36,10 +36,11 @@ def test_nothing_given() -> None:
 def test_every_option_of_the_engine_reaches_its_field() -> None:
     found = read(
         "m", "-q", "int4", "--dtype", "bfloat16", "--kernels", "native", "--max-model-len", "100",
-        "--max-num-seqs", "3", "--max-num-batched-tokens", "64", "--max-logprobs", "5", "--cache-tokens", "900", "--threads", "1",
+        "--max-num-seqs", "3", "--max-num-batched-tokens", "64", "--max-logprobs", "5",
+        "--cache-tokens", "900", "--no-enable-prefix-caching", "--threads", "1",
         "--trust-remote-code", "--allow-pickle",
     ).engine  # fmt: skip
-    assert found == EngineConfig("m", "int4", "bfloat16", "native", 100, 3, 64, 5, 900, 1, True, True)
+    assert found == EngineConfig("m", "int4", "bfloat16", "native", 100, 3, 64, 5, 900, False, 1, True, True)
     assert all(getattr(found, item.name) != item.default for item in fields(EngineConfig))
 
 
@@ -261,14 +262,14 @@ def test_refused_flags_pass_where_they_change_nothing(line: str) -> None:
 def test_what_has_no_meaning_here_is_named_in_one_warning() -> None:
     line = (
         "m --gpu-memory-utilization 0.9 --enforce-eager --use_v2_block_manager -tp 1 --swap-space=4 -pp 2 -O3 "
-        "--no-enable-prefix-caching --enable-chunked-prefill=False --enable-auto-tool-choice --disable-log-requests "
+        "--enable-chunked-prefill=False --enable-auto-tool-choice --disable-log-requests "
         '--compilation-config.level 3 --cuda-graph-sizes 1 2 --speculative-config {"enforce_eager":true}'
     )
     found = read(*line.split())
     assert found.warnings == [
         "ignored, because answers do not depend on them here: --gpu-memory-utilization, --enforce-eager, "
         "--use-v2-block-manager, --tensor-parallel-size, --swap-space, --pipeline-parallel-size 2 (there is one device "
-        "here, and the text does not depend on it), --optimization-level, --no-enable-prefix-caching, "
+        "here, and the text does not depend on it), --optimization-level, "
         "--compilation-config, --cuda-graph-sizes, --speculative-config 'enforce_eager'"
     ]
 

@@ -70,7 +70,8 @@ def add_engine_options(
             continue
         flag, text = flag_of(item.name), _without_none(field_help(EngineConfig, item.name))
         if str(item.type) == "bool":
-            group.add_argument(flag, action="store_true", default=None, help=text)
+            action = argparse.BooleanOptionalAction if item.default else "store_true"
+            group.add_argument(flag, action=action, default=None, help=text)
             continue
         kind = int if "int" in str(item.type) else str
         default = item.default

@@ -114,7 +114,7 @@ _SPREAD = "outpace is one process on one machine"
 _TEXT_ONLY = "outpace takes and gives text"
 _TYPICAL = "typical acceptance changes what the model says, and outpace has no rule that does; leave it out"
 _SWITCHES = """
-    enforce-eager use-v2-block-manager enable-prefix-caching disable-custom-all-reduce disable-log-stats
+    enforce-eager use-v2-block-manager disable-custom-all-reduce disable-log-stats
     disable-frontend-multiprocessing disable-async-output-proc use-async-output-proc async-scheduling
     enable-expert-parallel enable-eplb enable-dbo ray-workers-use-nsight worker-use-ray engine-use-ray
     multi-step-stream-outputs disable-cascade-attn disable-chunked-mm-input
