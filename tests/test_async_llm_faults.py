@@ -301,6 +301,35 @@ def test_a_fault_behind_the_end_of_a_request_does_not_touch_it() -> None:
     run(main())
 
 
+def test_a_fault_that_nobody_is_left_to_answer_for_ends_nobody() -> None:
+    """All who were in the step have their last token, and those who wait were not in it."""
+
+    async def main() -> None:
+        model = HeldModel()
+        drafter = ScriptedDrafter("script", lambda ask: Draft())
+        release, torn = drafter.release, []
+
+        def tears(request_id: int) -> None:
+            release(request_id)
+            if not torn:
+                torn.append(True)
+                raise OSError("torn")
+
+        drafter.release = tears  # type: ignore[method-assign]
+        async with make_llm(model, {"script": drafter}, seqs=1) as llm:
+            model.hold()
+            ends = asyncio.create_task(computes(llm, model, [1]))
+            await model.entered()
+            waits = asyncio.create_task(computes(llm, model, [2]))
+            await accepted(llm, 2)
+            model.let_go()
+            await asyncio.gather(ends, waits)
+            await settled(llm)
+            assert torn and not drafter.alive
+
+    run(main())
+
+
 def test_a_choice_that_ended_in_a_step_that_failed_goes_with_its_siblings() -> None:
     async def main() -> None:
         drafter = ScriptedDrafter("script", lambda ask: Draft())

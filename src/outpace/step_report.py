@@ -28,6 +28,8 @@ class Load:
         cache_tokens: rows the cache has, one a token.
         preemptions: how often a running request has lost its place so far.
         steps: steps so far, those that failed included.
+        prefix_cache_queries: prompt tokens so far that might have had rows from an earlier request.
+        prefix_cache_hits: those that had.
     """
 
     running: int = 0
@@ -36,6 +38,8 @@ class Load:
     cache_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
 
 
 class VerifiedDraft(NamedTuple):
@@ -141,7 +145,6 @@ class _Seen:
     accepted_tokens: int = 0
     preemptions: int = 0
     admitted: bool = False
-    running: bool = False
     ended: bool = False
     last_tokens_at: float | None = None
 
@@ -173,7 +176,7 @@ class StepBooks:
         for seen in self._seen.values():
             request = seen.request
             if request.finish_reason is None:
-                if seen.running or request.stats.preemptions > seen.preemptions:
+                if request.stats.preemptions > seen.preemptions:
                     torn.append(request)
             else:
                 ended |= not seen.ended
@@ -186,6 +189,7 @@ class StepBooks:
         finished: list[FinishedRequest],
         leaving: Iterable[Request],
         free_rows: int,
+        prefix_cache: tuple[int, int] = (0, 0),
     ) -> StepReport:
         """Books a step.
 
@@ -195,6 +199,7 @@ class StepBooks:
             finished: for the report.
             leaving: requests that have ended, and are booked for the last time; unknown ones are ignored.
             free_rows: of the cache, now.
+            prefix_cache: (queries, hits) of the prefix cache so far.
         """
         now = time.perf_counter()
         rows = prompt_tokens = generated = 0
@@ -233,11 +238,11 @@ class StepBooks:
             first_token_seconds=first,
             gap_seconds=gaps,
             finished=finished,
-            load=self.load(free_rows),
+            load=self.load(free_rows, prefix_cache),
         )
 
-    def load(self, free_rows: int) -> Load:
-        """How busy the engine is; `free_rows` of the cache."""
+    def load(self, free_rows: int, prefix_cache: tuple[int, int] = (0, 0)) -> Load:
+        """How busy the engine is; `free_rows` of the cache, (queries, hits) of the prefix cache."""
         open_requests = [seen.request for seen in self._seen.values() if seen.request.finish_reason is None]
         running = sum(request.lane is not None for request in open_requests)
         return Load(
@@ -247,6 +252,8 @@ class StepBooks:
             cache_tokens=self._cache_tokens,
             preemptions=self._preemptions,
             steps=self._steps,
+            prefix_cache_queries=prefix_cache[0],
+            prefix_cache_hits=prefix_cache[1],
         )
 
     def _catch_up(self) -> int:
@@ -263,7 +270,7 @@ class StepBooks:
                 stats.accepted_tokens,
             )
             seen.admitted = request.num_cached_tokens is not None
-            seen.running, seen.ended = request.lane is not None, request.finish_reason is not None
+            seen.ended = request.finish_reason is not None
         self._preemptions += preempted
         return preempted
 
