@@ -89,7 +89,10 @@ def impossible(name: str, value: Any, valid: str) -> InvalidParameter:
 
 def shown(value: Any) -> str:
     """A value on one line, shortened if it is long."""
-    line = " ".join(repr(value).split())
+    try:
+        line = " ".join(repr(value).split())
+    except RecursionError:
+        return "(a value too deep to show)"
     return line if len(line) <= _LONGEST_SHOWN else f"{line[: _LONGEST_SHOWN - 4]} ..."
 
 

@@ -221,7 +221,8 @@ class SamplingParams(metaclass=RefusesByName):
     min_tokens: int = parameter(
         0,
         integer(0),
-        meaning="EOS, stop tokens and stop strings are held back until the answer has this many tokens",
+        meaning="EOS, stop tokens and stop strings are held back until the answer has this many tokens; a grammar "
+        "whose text is complete ends the answer before that too",
         valid="an integer, 0 or more, at most max_tokens",
         speculation="a row counts the draft tokens before it",
     )

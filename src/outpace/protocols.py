@@ -66,8 +66,11 @@ class Grammar(Protocol):
         """How many of these tokens may come next, in order. Does not move."""
         ...
 
-    def forced(self) -> list[int]:
-        """Tokens of the text that has to come next, as the tokenizer would split it; may be empty. Does not move."""
+    def forced(self, most: int) -> list[int]:
+        """The first `most` tokens, or fewer, of the text that has to come next, as the tokenizer would split it.
+
+        May be empty, and may go on with tokens that `consume` would refuse. Does not move.
+        """
         ...
 
 

@@ -65,7 +65,7 @@ class StructuredOutputs(metaclass=RefusesByName):
         None,
         optional(_schema),
         meaning="a JSON schema",
-        valid="a JSON schema: a mapping, or the text of a JSON object, true or false",
+        valid="a JSON schema of at most 65,536 characters: a mapping, or the text of a JSON object, true or false",
         unset="off",
         hashed=False,
     )
@@ -73,21 +73,22 @@ class StructuredOutputs(metaclass=RefusesByName):
         None,
         optional(text),
         meaning="a regular expression that the whole text matches",
-        valid="a regular expression of at least one character",
+        valid="a regular expression of 1 to 16,384 characters, with at most 400 of ? * + {",
         unset="off",
     )
     choice: Sequence[str] | None = parameter(
         None,
         optional(texts(at_least=1, distinct=True)),
         meaning="texts of which the answer is one",
-        valid="a list of one or more different texts, none of them empty",
+        valid="a list of one or more different texts, none of them empty (at most 10,000 texts and 100,000 characters, "
+        "10,000 in one)",
         unset="off",
     )
     grammar: str | None = parameter(
         None,
         optional(text),
         meaning="a context-free grammar in Lark's notation or llama.cpp's GBNF",
-        valid="the text of a grammar",
+        valid="the text of a grammar, at most 50,000 characters",
         unset="off",
     )
     json_object: bool | None = parameter(

@@ -188,9 +188,9 @@ class BreakingGrammar(ToyGrammar):
         self._count("consume")
         return super().consume(token_id)
 
-    def forced(self) -> list[int]:
+    def forced(self, most: int) -> list[int]:
         self._count("forced")
-        return super().forced()
+        return super().forced(most)
 
     def rollback(self, count: int) -> None:
         super().rollback(count)

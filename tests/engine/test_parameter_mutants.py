@@ -160,7 +160,7 @@ def test_drafts_that_are_not_cut_at_illegal_tokens_change_nothing(
 
 @pytest.mark.parametrize("drafter", ["right", "wrong", "random", "illegal", "oracle", "ngram"])
 def test_wrong_forced_tokens_change_nothing(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LogitsRules, "forced", lambda self: [3, 1, 4, 1, 5])
+    monkeypatch.setattr(LogitsRules, "forced", lambda self, most: [3, 1, 4, 1, 5])
     assert identical(NEVER_REACHED, (drafter,))
 
 

@@ -79,10 +79,10 @@ class ToyGrammar:
             state = moves[token]
         return len(token_ids)
 
-    def forced(self) -> list[int]:
+    def forced(self, most: int) -> list[int]:
         tokens: list[int] = []
         state = self._states[-1]
-        while len(moves := self._options(state)) == 1 and state < _COMPLETE and len(tokens) < 5:
+        while len(moves := self._options(state)) == 1 and state < _COMPLETE and len(tokens) < most:
             ((token, state),) = moves.items()
             tokens.append(token)
         return tokens

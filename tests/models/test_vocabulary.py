@@ -65,4 +65,4 @@ def test_grammars_come_from_the_compiler() -> None:
     tokenizer = Tokenizer(byte_level())
     compiler = GrammarCompiler(tokenizer.to_json(), tokenizer.vocab_size, [1])
     vocabulary = ModelVocabulary(tokenizer, tokenizer.vocab_size, compiler.compile)
-    assert vocabulary.grammar(StructuredOutputs(choice=["hello"])).forced() == vocabulary.encode("hello")
+    assert vocabulary.grammar(StructuredOutputs(choice=["hello"])).forced(99) == vocabulary.encode("hello")

@@ -65,10 +65,10 @@ class ChoiceGrammar:
     def count_legal(self, token_ids: Sequence[int]) -> int:
         raise AssertionError("a rule has to look for the end of the grammar itself")
 
-    def forced(self) -> list[int]:
+    def forced(self, most: int) -> list[int]:
         text = self._text()
         rests = {choice[len(text) :] for choice in self._choices if choice.startswith(text)}
-        return encode(rests.pop(), self._tokens) if len(rests) == 1 else []
+        return encode(rests.pop(), self._tokens)[:most] if len(rests) == 1 else []
 
 
 def encode(text: str, tokens: Sequence[str | None] = TOKENS) -> list[int]:

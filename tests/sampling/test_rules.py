@@ -267,7 +267,7 @@ def test_drafts_are_cut_before_what_is_banned() -> None:
     assert count(rules, 1, 2, 1, EOS) == 4
     rules.commit(1)
     assert count(rules, 1, 2, EOS, 1) == 4  # what follows a stop token is not for rules to say
-    assert rules.forced() == []
+    assert rules.forced(9) == []
 
 
 def test_requests_do_not_share_state() -> None:

@@ -152,11 +152,11 @@ def test_what_a_failing_grammar_forces_is_nothing(monkeypatch: pytest.MonkeyPatc
     vocabulary = SmallVocabulary()
     rules = with_choice("ab", vocabulary=vocabulary)
 
-    def fails() -> list[int]:
+    def fails(most: int) -> list[int]:
         raise OutpaceError("too complex")
 
     monkeypatch.setattr(vocabulary.grammars[0], "forced", fails)
-    assert rules.forced() == []
+    assert rules.forced(9) == []
 
 
 def test_statically_banned_tokens_are_cut_first() -> None:
@@ -165,10 +165,10 @@ def test_statically_banned_tokens_are_cut_first() -> None:
 
 def test_forced_tokens_start_at_the_committed_text() -> None:
     rules = with_choice("ab a", "b")
-    assert rules.forced() == []
+    assert rules.forced(9) == []
     rules(zeros(), [1])
     rules.commit(0)
-    assert rules.forced() == [1, 3]
+    assert rules.forced(9) == [1, 3]
     rules(zeros(), [1])
-    assert rules.forced() == [1, 3]
-    assert rules.count_legal(rules.forced()) == 2
+    assert rules.forced(9) == [1, 3]
+    assert rules.count_legal(rules.forced(9)) == 2

@@ -223,7 +223,7 @@ def _canonical(compiler: GrammarCompiler, wanted: StructuredOutputs, text: str) 
     backend = byte_level()
     grammar, tokens, rest = compiler.compile(wanted), [], text
     while rest:
-        options = grammar.forced()[:1] or backend.encode(rest, add_special_tokens=False).ids[:1]
+        options = grammar.forced(1) or backend.encode(rest, add_special_tokens=False).ids[:1]
         if not grammar.consume(options[0]):
             options = backend.encode(rest[0], add_special_tokens=False).ids[:1]
             assert grammar.consume(options[0]), rest

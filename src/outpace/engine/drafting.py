@@ -172,7 +172,7 @@ class Drafting:
 def _forced(turn: Turn) -> Draft:
     """The text that a grammar prescribes next, as a draft."""
     rules = turn.request.rules
-    return _NO_DRAFT if rules is None else Draft.chain(rules.forced()[: turn.num_draft_tokens], "grammar")
+    return _NO_DRAFT if rules is None else Draft.chain(rules.forced(turn.num_draft_tokens), "grammar")
 
 
 def _ask(turn: Turn) -> Ask:

@@ -5,7 +5,8 @@ llguidance knows the grammars: it says which tokens continue a text. Three thing
 * **End of text.** EOS is kept from llguidance: every id that ends a text is allowed exactly where the text may end,
   and no other special token anywhere.
 * **Errors.** llguidance never raises; it goes into an error state and stays there. Every call that may end so is
-  followed by a look, and a matcher in that state is replaced by a fresh one that has consumed the same tokens.
+  followed by a look. What failed is asked again of a matcher that shares nothing and has consumed the same tokens, and
+  only its failure counts (`grammar_beginning.py`).
 * **The same state, the same answer.** A mask depends on the tokens consumed and not rolled back, on nothing else. Where
   only one text can follow, llguidance allows the one token with which the tokenizer would write it; `consume` is held
   to the same rule, so that what a mask forbids is never consumed.
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLMatcher
@@ -23,15 +26,19 @@ from numpy.typing import NDArray
 
 from outpace.errors import OutpaceError
 from outpace.protocols import Grammar
-from outpace.sampling.grammar_text import first_useful_line, grammar_text, impossible
+from outpace.sampling.grammar_beginning import Beginning
+from outpace.sampling.grammar_text import explained, first_useful_line, grammar_text, impossible
 from outpace.sampling.grammar_tokenizer import GrammarTokenizer
 from outpace.structured import StructuredOutputs
 
 __all__ = ["GrammarCompiler", "TokenGrammar"]
 
-_KEPT_GRAMMARS = 64
+_KEPT_GRAMMARS = 32
 _DEAD_END = "NoExtensionBias"
+_PROBED = 4
 _NO_BEGINNING = "no token of this model can begin such a text"
+
+_Answer = TypeVar("_Answer")
 
 
 class GrammarCompiler:
@@ -50,61 +57,68 @@ class GrammarCompiler:
     def __init__(self, tokenizer_json: str, vocab_size: int, eos_ids: Iterable[int]) -> None:
         self._source = (tokenizer_json, vocab_size, frozenset(eos_ids))
         self._tokenizer: GrammarTokenizer | None = None
-        self._beginnings: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._beginnings: OrderedDict[tuple[str, bool], Beginning] = OrderedDict()
         self._lock = threading.Lock()
 
     def compile(self, wanted: StructuredOutputs) -> Grammar:
         """A fresh grammar at its beginning.
 
         Raises:
-            InvalidParameter: it is damaged or contradicts itself, uses what is not supported, or no token of the
-                vocabulary can begin a text of it.
+            InvalidParameter: it is damaged or contradicts itself, uses what is not supported, is too large, or no
+                token of the vocabulary can begin a text of it.
         """
-        text = grammar_text(wanted)
+        key = grammar_text(wanted), wanted.grammar is not None
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = GrammarTokenizer(*self._source)
-            beginning = self._beginnings.pop(text, None) or _first_matcher(self._tokenizer, text, wanted)
-            self._beginnings[text] = beginning
+            beginning = self._beginnings.pop(key, None) or _checked(self._tokenizer, *key, wanted)
+            self._beginnings[key] = beginning
             if len(self._beginnings) > _KEPT_GRAMMARS:
                 self._beginnings.popitem(last=False)
-            return TokenGrammar(beginning, self._tokenizer)
+            return TokenGrammar(beginning)
 
 
-def _first_matcher(tokenizer: GrammarTokenizer, text: str, wanted: StructuredOutputs) -> LLMatcher:
-    matcher = LLMatcher(tokenizer.backend, text, log_level=0)
-    problem = first_useful_line(matcher.get_error()) if matcher.is_error() else None
-    if problem is None and (warnings := matcher.get_grammar_warnings()):
-        problem = first_useful_line(warnings[0])
+def _checked(tokenizer: GrammarTokenizer, text: str, free: bool, wanted: StructuredOutputs) -> Beginning:
+    """A beginning that can be used.
+
+    Its first masks are computed, which is where most grammars that are too large show it: alternatives are open at the
+    beginning or behind a few fixed tokens, properties of a JSON object behind its first brace.
+    """
+    beginning = Beginning(tokenizer, text, free=free)
+    problem = next(map(first_useful_line, beginning.problems()), None)
     if problem is None:
+        grammar = TokenGrammar(beginning)
         try:
-            problem = None if TokenGrammar(matcher, tokenizer).mask().any() else _NO_BEGINNING
+            problem = None if grammar.mask().any() else _NO_BEGINNING
+            for token in grammar.forced(_PROBED) or tokenizer.backend.tokenize_str("{"):
+                if grammar.consume(token):
+                    grammar.mask()
         except OutpaceError as error:
             problem = str(error)
     if problem is not None:
         raise impossible(wanted, problem)
-    return matcher
+    return beginning
 
 
 class TokenGrammar:
     """One request's way through a grammar (`outpace.protocols.Grammar`).
 
     Args:
-        beginning: stands at the beginning of the grammar; is copied, and does not move.
-        tokenizer: whose tokens.
+        beginning: of the grammar.
     """
 
-    def __init__(self, beginning: LLMatcher, tokenizer: GrammarTokenizer) -> None:
+    def __init__(self, beginning: Beginning) -> None:
         self._beginning = beginning
-        self._tokenizer = tokenizer
-        self._matcher = beginning.deep_copy()
+        self._tokenizer = beginning.tokenizer
+        self._matcher = beginning.copy()
         self._text_tokens: list[int] = []
         self._eos_tokens = 0
+        self._failed_at: tuple[int, OutpaceError] | None = None
 
     @property
     def ended(self) -> bool:
         """Whether the text is complete and no token but EOS may follow, or EOS has come."""
-        return self._eos_tokens > 0 or self._matcher.is_stopped()
+        return self._eos_tokens > 0 or (self._matcher.is_stopped() and not self._matcher.is_error())
 
     def mask(self) -> NDArray[np.bool_]:
         """[V] which tokens may come next; none at a dead end: a text that no token of the vocabulary continues.
@@ -114,11 +128,16 @@ class TokenGrammar:
         """
         if self.ended:
             return self._tokenizer.is_eos.copy()
-        mask = self._tokenizer.text_mask(self._matcher.compute_bitmask())
-        if self._matcher.stop_reason() == _DEAD_END:
+        if self._failed_at is not None:
+            raise self._failed_at[1]  # no text gets behind a place without a mask
+        try:
+            mask = self._tokenizer.text_mask(self._ask(LLMatcher.compute_bitmask))
+        except OutpaceError as error:
+            self._failed_at = len(self._text_tokens), error
+            raise
+        if self._matcher.is_error():
             self._begin_again()
             return np.zeros_like(mask)
-        self._check()
         return mask | self._tokenizer.is_eos if self._matcher.is_accepting() else mask
 
     def consume(self, token_id: int) -> bool:
@@ -135,8 +154,7 @@ class TokenGrammar:
             return may_end
         if self.ended or not self._tokenizer.is_text[token_id] or not self._continues(token_id):
             return False
-        self._matcher.consume_token(token_id)
-        self._check()
+        self._ask(lambda matcher: matcher.consume_token(token_id))
         self._text_tokens.append(token_id)
         return True
 
@@ -155,8 +173,10 @@ class TokenGrammar:
         self._eos_tokens -= from_eos
         if from_text:
             del self._text_tokens[-from_text:]
-            self._matcher.rollback(from_text)
-            self._check()
+            if self._failed_at is not None and len(self._text_tokens) < self._failed_at[0]:
+                self._failed_at = None
+            if not self._matcher.rollback(from_text):
+                self._begin_again()
 
     def count_legal(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens may come next, in order. Does not move.
@@ -172,38 +192,44 @@ class TokenGrammar:
             self.rollback(count)
         return count
 
-    def forced(self) -> list[int]:
-        """Tokens of the text that has to come next, as the tokenizer would split it; may be empty. Does not move.
+    def forced(self, most: int) -> list[int]:
+        """The first `most` tokens of the text that has to come next, as the tokenizer would split it. Does not move.
 
         The end of that text is left out where one token could hold it and what follows: a guess at it would be wrong
-        nearly always (SmolLM2 writing JSON: 43 times in 44).
+        nearly always (SmolLM2 writing JSON: 43 times in 44). Tokens that are no text end it too.
 
         Raises:
             OutpaceError: the text became too complex for llguidance.
         """
-        if self.ended:
+        if self.ended or most < 1:
             return []
-        tokens = self._matcher.compute_ff_tokens()
-        self._check()
-        return tokens[: self.count_legal(tokens)]
+        tokens = self._ask(LLMatcher.compute_ff_tokens)[:most]
+        return list(takewhile(self._tokenizer.is_text.item, tokens))
 
     def _continues(self, token_id: int) -> bool:
         """Whether the text goes on with this token, and with no other if it can go on in one way only."""
-        fits = self._matcher.validate_tokens([token_id]) == 1
-        self._check()
-        if not fits:
+        if self._ask(lambda matcher: matcher.validate_tokens([token_id])) != 1:
             return False
-        only = self._matcher.compute_ff_tokens()[:1]
-        self._check()
-        return only in ([], [token_id])
+        return self._ask(LLMatcher.compute_ff_tokens)[:1] in ([], [token_id])
 
-    def _check(self) -> None:
-        if not self._matcher.is_error():
-            return
-        problem = first_useful_line(self._matcher.get_error())
-        self._begin_again()
-        raise OutpaceError(f"the grammar cannot be followed behind {len(self._text_tokens)} tokens: {problem}")
+    def _ask(self, question: Callable[[LLMatcher], _Answer]) -> _Answer:
+        """What llguidance says behind the consumed tokens. A failure counts if a matcher that shares nothing agrees."""
+        answer = question(self._matcher)
+        if self._has_failed():
+            self._matcher = self._beginning.alone()
+            self._matcher.consume_tokens(self._text_tokens)
+            answer = question(self._matcher)
+            if self._has_failed():
+                problem = first_useful_line(self._matcher.get_error())
+                self._begin_again()
+                raise OutpaceError(
+                    f"the grammar cannot be followed behind {len(self._text_tokens)} tokens: {explained(problem)}"
+                )
+        return answer
+
+    def _has_failed(self) -> bool:
+        return self._matcher.is_error() and self._matcher.stop_reason() != _DEAD_END
 
     def _begin_again(self) -> None:
-        self._matcher = self._beginning.deep_copy()
+        self._matcher = self._beginning.copy()
         self._matcher.consume_tokens(self._text_tokens)

@@ -70,11 +70,11 @@ class GrammarRule:
             return len(self._ahead)
         return len(token_ids)
 
-    def forced(self) -> list[int]:
-        """Tokens that have to come next; none where the grammar fails, as the row will say."""
+    def forced(self, most: int) -> list[int]:
+        """The first `most` tokens that have to come next; none where the grammar fails, as the row will say."""
         try:
             self._move_to(())
-            return self._grammar.forced()
+            return self._grammar.forced(most)
         except OutpaceError:
             return []
 

@@ -99,9 +99,9 @@ class LogitsRules:
             legal += 1
         return legal if self._grammar is None else self._grammar.count_legal(token_ids[:legal])
 
-    def forced(self) -> list[int]:
-        """Tokens of the text that a grammar prescribes next; empty without one."""
-        return [] if self._grammar is None else self._grammar.forced()
+    def forced(self, most: int) -> list[int]:
+        """The first `most` tokens of the text that a grammar prescribes next; empty without one."""
+        return [] if self._grammar is None else self._grammar.forced(most)
 
     def _may_come(self, token_id: int, num_output_tokens: int) -> bool:
         in_time = self._min_tokens is None or self._min_tokens.allows(token_id, num_output_tokens)
