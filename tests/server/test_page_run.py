@@ -149,9 +149,12 @@ def test_an_answer_without_pieces_is_shown_all_the_same(browser: Browser) -> Non
 
 
 def test_an_answer_that_was_cut_off_says_so(browser: Browser) -> None:
-    with serving(lambda body: iter([chunk(STEPS[0], "length")])) as server, browser.tab() as tab:
+    """Then its last step may have no token of the model's own."""
+    last = chunk([(" quick", "prompt"), (" brown", "prompt")], "length")
+    with serving(lambda body: iter([chunk(STEPS[0]), last])) as server, browser.tab() as tab:
         run(tab, server)
-        assert numbers_of(tab, "speculative")["state"] == "ended at max tokens"
+        shown = numbers_of(tab, "speculative")
+        assert (shown["state"], shown["tokens"], shown["per-step"]) == ("ended at max tokens", "3", "1.50")
 
 
 @pytest.mark.parametrize("chat", [1, 0], ids=["chat", "text"])
