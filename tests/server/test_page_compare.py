@@ -50,6 +50,20 @@ def test_at_once_means_that_both_are_asked_before_either_answers(browser: Browse
         assert tab.text("#verdict").startswith("Same text")
 
 
+def test_what_speculation_did_stays_in_view_while_the_plain_run_goes_on(browser: Browser) -> None:
+    speculated = threading.Event()
+
+    def plain_last(body: dict[str, Any]) -> Answer:
+        assert not is_plain(body) or speculated.wait(60)
+        yield from answer(body)
+        speculated.set()
+
+    with serving(plain_last) as server, browser.tab() as tab:
+        run(tab, server, speculation="both", **{"at-once": 1})
+        assert legend_of(tab)["prompt"] == 2
+        assert tab.text("#facts").startswith("Share of 4 drafts.")
+
+
 def test_how_much_faster_it_was_is_said_also_when_it_was_slower(browser: Browser) -> None:
     with serving(answer) as server, browser.tab() as tab:
         opened(tab, server, prompt="Say it", speculation="both")

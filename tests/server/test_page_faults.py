@@ -63,7 +63,7 @@ def test_a_key_is_asked_for_where_one_is_wanted(browser: Browser) -> None:
         tab.type("gëheim")
         tab.press("Enter")
         assert tab.wait_for(ENDED).startswith("Speculative: done, 12 tokens")
-        assert tab.text("#model") == "org/scripted, context 2048 tokens"
+        tab.wait_for("document.querySelector('#model').textContent === 'org/scripted, context 2048 tokens'")
         assert tab.value("document.querySelector('#error').hidden") is True
         assert tab.value("JSON.stringify([localStorage.length, sessionStorage.length, document.cookie])") == '[0,0,""]'
 
