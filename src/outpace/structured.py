@@ -73,7 +73,7 @@ class StructuredOutputs(metaclass=RefusesByName):
         None,
         optional(text),
         meaning="a regular expression that the whole text matches",
-        valid="a regular expression of 1 to 16,384 characters, with at most 400 of ? * + {",
+        valid="a regular expression of at least one character (at most 16,384, with at most 400 of ? * + {)",
         unset="off",
     )
     choice: Sequence[str] | None = parameter(
