@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import SimpleNamespace
 
@@ -106,7 +106,8 @@ def _native(weight: torch.Tensor, precision: Precision) -> tuple[Apply, int]:
     source = SimpleNamespace(shapes={"w": tuple(weight.shape)}, get=lambda name: weight, blocks=lambda name: None)
     stored = Stored.find(source, "w")
     packed = PackedMatrices([(stored, format_of(precision, stored.source, blocks=False), None)])
-    return NativeHead(sample_config(), torch.ones(weight.shape[1]), packed, "").logits, packed.weight_bytes
+    config = replace(sample_config(), hidden_size=weight.shape[1])
+    return NativeHead(config, torch.ones(weight.shape[1]), packed, "").logits, packed.weight_bytes
 
 
 def _torch(weight: torch.Tensor) -> tuple[Apply, int]:

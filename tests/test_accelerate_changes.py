@@ -58,6 +58,15 @@ def another_tensor(model: LlamaForCausalLM) -> None:
     projection.data = projection.data.flip(0).clone()
 
 
+def numbers_change_places(model: LlamaForCausalLM) -> None:
+    model.lm_head.weight.data.copy_(model.lm_head.weight.data.flip(0))
+
+
+def signs_of_a_column(model: LlamaForCausalLM) -> None:
+    for layer in model.model.layers:
+        layer.mlp.down_proj.weight.data[:, 1::2].neg_()
+
+
 CHANGES: dict[str, Callable[[LlamaForCausalLM], object]] = {
     "optimizer": optimizer_step,
     "load_state_dict": lambda model: model.load_state_dict(others(model)),
@@ -65,6 +74,8 @@ CHANGES: dict[str, Callable[[LlamaForCausalLM], object]] = {
     "data in place": in_place_behind_the_counter,
     "one number": one_number,
     "another tensor": another_tensor,
+    "places": numbers_change_places,
+    "signs": signs_of_a_column,
 }
 
 

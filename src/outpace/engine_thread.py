@@ -250,7 +250,8 @@ class EngineThread:
         left, self._left = self._left, []
         finished, self._finished = self._finished, []
         leaving = [request for job in left for request in job.choices]
-        report = self._books.step(seconds, outputs, finished, leaving, self._engine.free_rows)
+        prefix_cache = (self._engine.prefix_cache_queries, self._engine.prefix_cache_hits)
+        report = self._books.step(seconds, outputs, finished, leaving, self._engine.free_rows, prefix_cache)
         if seconds or not self._engine.has_work:  # requests that were only just admitted do not count as waiting yet
             self.snapshot = Snapshot(report.load, self._received, self._mean)
         for listener in tuple(self._listeners):

@@ -55,7 +55,9 @@ def finished(reasons: str, *, tokens: int = 0, decode: float = 0.0, total: float
 
 
 def test_counters_are_those_of_hand_counted_steps() -> None:
-    metrics = Metrics("m/odel", lambda: Load(running=3, waiting=2, cache_usage=0.25), {"ngram": 3, "self": 2})
+    metrics = Metrics(
+        "m/odel", lambda: Load(3, 2, 0.25, prefix_cache_queries=40, prefix_cache_hits=8), {"ngram": 3, "self": 2}
+    )
     metrics.observe(step([("ngram", 3, 2), ("ngram", 1, 1)], prompt=10, generated=5))
     metrics.observe(step([("self", 2, 0), ("ngram", 3, 3)], generated=5, preemptions=1))
     metrics.observe(step([], prompt=7))
@@ -84,7 +86,8 @@ def test_counters_are_those_of_hand_counted_steps() -> None:
     assert value(samples, "vllm:num_requests_running") == 3
     assert value(samples, "vllm:num_requests_waiting") == 2
     assert value(samples, "vllm:kv_cache_usage_perc") == 0.25
-    assert value(samples, "vllm:prefix_cache_queries_total") == value(samples, "vllm:prefix_cache_hits_total") == 0
+    assert value(samples, "vllm:prefix_cache_queries_total") == 40
+    assert value(samples, "vllm:prefix_cache_hits_total") == 8
 
 
 def test_speculation_is_silent_without_drafters_and_there_at_zero_with_them() -> None:

@@ -144,7 +144,7 @@ def _draft_model(
         assert speculative.model is not None
         draft: TransformersModel | Decoder = _load_draft(speculative, tokenizer, config)
     else:
-        draft = _wrapped(assistant, config.max_model_len)
+        draft = _wrapped(assistant, None)  # its own positions: behind them it stops drafting
         if draft.vocab_size != target.vocab_size:
             raise VocabularyMismatch(
                 f"assistant_model has {draft.vocab_size} tokens and the model {target.vocab_size}: take a draft model "

@@ -198,7 +198,7 @@ class AcceleratedModel:
 def _check_ready(model: PreTrainedModel) -> None:
     if model.device.type != "cpu":
         raise UnsupportedModel(f"the model was moved to {model.device}: move it back with model.to('cpu')")
-    if model.training:
+    if model.training or any(isinstance(m, torch.nn.Dropout) and m.training and m.p for m in model.modules()):
         raise UnsupportedModel("the model is in training mode, where dropout may change its text: call model.eval()")
 
 

@@ -45,7 +45,7 @@ class RowScores:
         ids = torch.cat([self._prompt, torch.tensor([list(output_ids)], dtype=torch.int64, device="cpu")], dim=1)
         raw = logits.clone() if self._keeps else logits
         try:
-            scores: torch.Tensor = self._processors(ids, logits[None])[0]
+            scores: torch.Tensor = _alone(self._processors(ids, logits[None]))
         except Exception as error:
             self.error = error  # what the engine raises for it will name it as its cause
             raise
@@ -142,7 +142,21 @@ def _criteria_met(call: GenerateCall, index: int, row: Row, output: list[int]) -
     ids = torch.cat([call.prompt(index), torch.tensor([output], dtype=torch.int64, device="cpu")], dim=1)
     wanted = call.config.return_dict_in_generate and call.config.output_scores
     scores = tuple(row.processing.scores[at][None] for at in range(len(output))) if wanted else None
-    return bool(call.criteria(ids, scores).all())
+    return bool(_alone(call.criteria(ids, scores)))
+
+
+def _alone(results: torch.Tensor) -> torch.Tensor:
+    """What processors or criteria say of the one sequence they were shown.
+
+    Raises:
+        ValueError: they speak of several, as code does that knows the batch.
+    """
+    if results.dim() == 0 or len(results) != 1:
+        raise ValueError(
+            f"a result of shape {list(results.shape)} for one sequence: processors and criteria see sequences one at a "
+            "time here, and must not know the batch"
+        )
+    return results[0]
 
 
 def _all_ended(rows: Sequence[Row], has_eos: bool) -> bool:

@@ -13,6 +13,7 @@ rows at start-up finds out whether that keeps the bits.
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ __all__ = ["RowProducts", "can_pack", "require_possible"]
 
 _VECTOR = 32
 """Numbers that torch's elementwise kernels take at a time, at most."""
+_WHOLE, _SAMPLED = 1 << 16, 97
+"""Words of 8 bytes up to which a weight is checked whole, and every how many of more: a prime, to meet all columns."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _CURVES = frozenset(
     {
@@ -64,11 +67,11 @@ def can_pack(precision: Precision, dtype: torch.dtype) -> bool:
 
 @dataclass(slots=True)
 class _Packed:
-    """A packed weight; `weight` is kept so that its address stays its own, `total` tells whether its numbers are."""
+    """A packed weight; `weight` is kept so that its address stays its own, `fingerprint` tells if its numbers are."""
 
     weight: torch.Tensor
     version: int
-    total: int
+    fingerprint: tuple[int, int]
     linear: NativeLinear | Linear
 
 
@@ -111,7 +114,7 @@ class RowProducts(TorchFunctionMode):
         self._packed = {
             key: packed
             for key, packed in self._packed.items()
-            if self._is_weight(packed.weight) and _total(packed.weight) == packed.total
+            if self._is_weight(packed.weight) and _fingerprint(packed.weight) == packed.fingerprint
         }
 
     @contextlib.contextmanager
@@ -206,16 +209,21 @@ class RowProducts(TorchFunctionMode):
             linear: NativeLinear | Linear = NativeLinear(weight, int8=int8)
         else:
             linear = pack_linear(weight.detach(), None, self._precision.quantization)
-        self._packed[key] = found = _Packed(weight.detach(), version, _total(weight), linear)
+        self._packed[key] = found = _Packed(weight.detach(), version, _fingerprint(weight), linear)
         return found
 
 
-def _total(weight: torch.Tensor) -> int:
-    """A number that changes with the weight's bits: their sum as integers, at the speed of memory."""
+def _fingerprint(weight: torch.Tensor) -> tuple[int, int]:
+    """What changes with the weight's bits: their sum as integers, at the speed of memory, and a checksum of some.
+
+    The sum sees that one number changed, the checksum sees numbers that changed places or signs all over.
+    """
     with torch._C.DisableTorchFunction():
         bits = weight.detach().contiguous().view(-1).view(torch.uint8).numpy()
     whole = bits.size // 8 * 8
-    return int(np.add.reduce(bits[:whole].view(np.uint64))) + int(bits[whole:].sum())
+    words = bits[:whole].view(np.uint64)
+    total = int(np.add.reduce(words)) + int(bits[whole:].sum())
+    return total, zlib.crc32(words[:: _SAMPLED if words.size > _WHOLE else 1].tobytes())
 
 
 _MATMULS = frozenset({torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__})

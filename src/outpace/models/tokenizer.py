@@ -133,7 +133,8 @@ class Tokenizer:
             raise InvalidPrompt(
                 f"the prompt is not valid Unicode: half a surrogate pair at character {error.start}"
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        # As a batch of one: other threads can run meanwhile, which a long text would stop for seconds.
+        ids: list[int] = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
         return ids if ids[: len(self._prefix)] == self._prefix else [*self._prefix, *ids]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:

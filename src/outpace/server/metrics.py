@@ -46,8 +46,8 @@ _COUNTERS = {
     "prompt_tokens": "Prompt tokens computed.",
     "generation_tokens": "Tokens generated.",
     "num_preemptions": "Times a running request lost its place in the cache.",
-    "prefix_cache_queries": "Prompt tokens looked up in a cache of earlier prompts: none, there is no such cache.",
-    "prefix_cache_hits": "Prompt tokens found in a cache of earlier prompts: none, there is no such cache.",
+    "prefix_cache_queries": "Prompt tokens looked up among the rows kept of earlier requests.",
+    "prefix_cache_hits": "Prompt tokens whose rows had been computed for an earlier request.",
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From a request's arrival to its first token, of every choice.", _FIRST_TOKEN),
@@ -104,6 +104,8 @@ class Metrics(Collector):
         """All numbers as of now, for a registry of Prometheus."""
         load = self._load()
         with self._lock:  # for some tenths of a millisecond, so that no step is seen half
+            self._counts["prefix_cache_queries"] = load.prefix_cache_queries
+            self._counts["prefix_cache_hits"] = load.prefix_cache_hits
             return [*self._gauges(load), *self._engine(), *self._speculation(), *self._by_drafter()]
 
     def _count_finished(self, request: FinishedRequest) -> None:
