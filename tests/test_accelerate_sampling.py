@@ -13,6 +13,8 @@ import outpace
 from tests.accelerating import accelerated, padded_batch, plain_token, tiny_model
 from tests.sampling.chi_square import ALPHA, chi_square_p
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "temperature": {"temperature": 0.6, "top_k": 0},

@@ -28,6 +28,8 @@ from tests.server.calling import listening
 from tests.server.scripted import Scripted, scripted
 from tests.server.tiny_folder import save_tiny_model
 
+pytestmark = pytest.mark.slow
+
 ANSWER = "one two three one two three one two three. "
 PROMPTS = [
     {"id": f"{task}-{number}", "task": task, "messages": [{"role": "user", "content": f"Say {task} {number}"}]}

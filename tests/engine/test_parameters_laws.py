@@ -27,6 +27,8 @@ from .harness import Job, make_engine, run
 from .oracle import Oracle
 from .parameter_cases import DRAFTERS, EOS, MODEL, NAMES, case, drafter_for
 
+pytestmark = pytest.mark.slow
+
 METHODS = ("standard", "block")
 PROMPT = [1, 2, 1, 2, 1]
 WARM = SamplingParams(temperature=1.3, seed=3, max_tokens=5).resolved(SamplingDefaults())

@@ -20,6 +20,8 @@ from outpace.models.adapter import ADAPTER_TYPE, adapter_tensors
 from outpace.models.config import DecoderConfig
 from tests.server.tiny_folder import save_tiny_model
 
+pytestmark = pytest.mark.slow
+
 EXIT_LAYER = 2
 DEFAULTS: dict[str, tuple[torch.dtype, str | None]] = {
     "bfloat16": (torch.bfloat16, None),

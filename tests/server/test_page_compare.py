@@ -20,7 +20,7 @@ from tests.server.page_runs import (
 )
 from tests.server.page_server import Answer, chunk, serving
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("query", [{}, {"at-once": 1}], ids=["in turn", "at once"])

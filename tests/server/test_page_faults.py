@@ -19,7 +19,7 @@ from tests.server.page_runs import (
 )
 from tests.server.page_server import Answer, Refused, chunk, serving
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("how", ["Escape", "#stop"])

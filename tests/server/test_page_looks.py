@@ -19,7 +19,7 @@ from tests.server.page_runs import (
 )
 from tests.server.page_server import Answer, chunk, counts, serving
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 def test_the_keyboard_is_enough(browser: Browser) -> None:

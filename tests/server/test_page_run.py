@@ -28,7 +28,7 @@ from tests.server.page_runs import (
 from tests.server.page_server import Answer, chunk, serving
 from tests.server.scripted import scripted
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 def test_tokens_are_shown_by_where_they_came_from(browser: Browser) -> None:
