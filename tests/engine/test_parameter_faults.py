@@ -123,12 +123,11 @@ def test_a_processor_that_raises_for_log_probabilities_never_ends_others(tempera
 
 
 def test_a_processor_that_raises_for_log_probabilities_leaves_no_wrong_ones() -> None:
+    """Its second call is for the log probabilities of the first token, which then cannot be given."""
     params = base(logprobs=1, logprobs_mode="processed_logprobs", logits_processors=(flaky(2),), max_tokens=3)
     (result,) = run_all(make_engine(MODEL, TokenCache(), {}), [Job([23, 23, 1], params)])
-    if not isinstance(result, OutpaceError):
-        (completion,) = result.outputs
-        assert completion.cumulative_logprob is not None
-        assert completion.cumulative_logprob > -torch.inf
+    assert isinstance(result, OutpaceError)
+    assert "gone away" in str(result)
 
 
 @pytest.mark.parametrize("method", ["coupled", "standard", "block"])
