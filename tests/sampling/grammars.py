@@ -9,17 +9,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
 from outpace.models.tokenizer import Tokenizer
 from outpace.protocols import Grammar
 from outpace.sampling.grammar import GrammarCompiler
 from outpace.structured import StructuredOutputs
-from tests.models.tiny_tokenizers import byte_level, sentencepiece
+from tests.models.tiny_tokenizers import byte_level, metaspace, sentencepiece
+
+
+def _with_marks(backend: Backend) -> Backend:
+    """Marks that a model writes, as those of tool calls: not special, and not written by their letters."""
+    backend.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ("<mark>", "</mark>")])
+    return backend
+
 
 TINY = {
     "byte-level": byte_level,
     "sentencepiece": sentencepiece,
     "sentencepiece without prefix": lambda: sentencepiece(prefixed=False),
+}
+
+MARKED = {
+    "byte-level": lambda: _with_marks(byte_level()),
+    "sentencepiece": lambda: _with_marks(sentencepiece()),
+    "metaspace": lambda: _with_marks(metaspace()),
 }
 
 
@@ -105,7 +120,11 @@ CASES = {
 
 def tiny(name: str) -> tuple[Tokenizer, GrammarCompiler, int, set[int]]:
     """A tokenizer, its compiler, V (with one padding id behind the vocabulary), and two ids that end a text."""
-    backend = TINY[name]()
+    return compiled(TINY[name]())
+
+
+def compiled(backend: Backend) -> tuple[Tokenizer, GrammarCompiler, int, set[int]]:
+    """The same of any tokenizer that has <s> and </s>."""
     tokenizer = Tokenizer(backend)
     size = tokenizer.vocab_size + 1
     eos = {backend.token_to_id("</s>"), backend.token_to_id("<s>")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from outpace.protocols import Grammar
 from outpace.sampling.grammar import GrammarCompiler
 from outpace.structured import StructuredOutputs
 from tests.models.tiny_tokenizers import metaspace
-from tests.sampling.grammars import CASES, TINY, random_text, random_token, tiny
+from tests.sampling.grammars import CASES, MARKED, TINY, compiled, random_text, random_token, tiny
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,26 @@ def test_special_tokens_are_no_text(kind: str) -> None:
     assert len(tokens) == 4 and not eos & set(tokens)
     assert grammar.count_legal(tokens) == 4
     assert tokenizer.decode(tokens) == "</s>"
+
+
+@pytest.mark.parametrize("kind", MARKED)
+def test_marks_that_are_no_special_tokens_are_text(kind: str) -> None:
+    """Such as <tool_call>: where it has to come it is the one token that stands for it, as models write it."""
+    tokenizer, compiler, size, eos = compiled(MARKED[kind]())
+    opening, closing = tokenizer.vocab["<mark>"], tokenizer.vocab["</mark>"]
+    wanted = StructuredOutputs(grammar=r'start: "<mark>" /(he|a)+/ "</mark>"')
+    grammar = compiler.compile(wanted)
+    assert grammar.forced(99) == [opening]
+    assert np.flatnonzero(grammar.mask()).tolist() == [opening]
+    assert grammar.consume(opening)
+    assert not grammar.mask()[[opening, closing, size - 1]].any()
+    assert grammar.consume(tokenizer.vocab["he"]) and grammar.mask()[closing]
+    texts = [random_text(compiler.compile(wanted), tokenizer, eos, seed) for seed in range(12)]
+    assert all(text is not None and re.fullmatch("<mark>(he|a)+</mark>", text) for text in texts)
+    for name in ("special text", "text", "any object") if kind != "metaspace" else ():  # it has few letters
+        texts = [random_text(compiler.compile(CASES[name].wanted), tokenizer, eos, seed) for seed in range(12)]
+        assert [text for text in texts if text is not None and not CASES[name].fits(text)] == []
+        assert sum(text is not None for text in texts) >= 6
 
 
 def _consumed(compiler: GrammarCompiler, wanted: StructuredOutputs, ids: list[int]) -> tuple[int, Grammar]:

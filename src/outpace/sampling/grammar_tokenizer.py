@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from llguidance import LLTokenizer
+from llguidance import LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from outpace.errors import InvalidParameter
 
@@ -44,13 +45,17 @@ class GrammarTokenizer:
         hidden = _without_special_texts(plan, {index: added[index]["content"] for index in special})
         # what llguidance takes for EOS is never output: any token that is no text will do
         stand_in = min(special, default=int(eos[0]) if len(eos) else None)
-        backend = _build(hidden, known, stand_in) or _build(plan, known, stand_in)
+        used = hidden
+        backend = _build(hidden, known, stand_in)
+        if backend is None:
+            used, backend = plan, _build(plan, known, stand_in)
         if backend is None:
             raise InvalidParameter(
                 "structured_outputs need a tokenizer whose tokens put together are the text (byte-level or "
                 "SentencePiece); this model's is neither: ask without structured_outputs"
             )
-        self.backend = backend
+        written = [index for index in added if index not in special and backend.is_special_token(index)]
+        self.backend = _with_texts(backend, used, {index: added[index]["content"] for index in written}, special)
 
     @property
     def vocab_size(self) -> int:
@@ -67,6 +72,49 @@ def _build(plan: dict[str, Any], size: int, eos: int | None) -> LLTokenizer | No
         return LLTokenizer(json.dumps(plan, separators=(",", ":")), n_vocab=size, eos_token=eos)
     except ValueError:  # a decoder it does not know, or a model that does not load
         return None
+
+
+def _with_texts(backend: LLTokenizer, plan: dict[str, Any], texts: dict[int, str], special: list[int]) -> LLTokenizer:
+    """The same tokens, of which these too are pieces of text.
+
+    llguidance takes every added token that looks like <tool_call> for a special one, but the models that have such a
+    token write it: a text that must contain "<tool_call>" could not be written at all.
+    """
+    if not texts:
+        return backend
+    tokens = [backend.decode_bytes([index]) for index in range(backend.vocab_size)]
+    for index, text in texts.items():
+        tokens[index] = text.encode()
+    wrapper = TokenizerWrapper(_Splitter(Tokenizer.from_str(json.dumps(plan)), tokens, special, backend.eos_token))
+    return LLTokenizer(wrapper, n_vocab=backend.vocab_size, eos_token=backend.eos_token)
+
+
+class _Splitter:
+    """What llguidance asks of a tokenizer whose tokens are given as bytes.
+
+    Args:
+        tokenizer: splits texts.
+        tokens: the bytes of every id.
+        special: ids that are no text.
+        eos: the id that llguidance takes for EOS.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], special: list[int], eos: int) -> None:
+        self.eos_token_id = eos
+        self.bos_token_id = None
+        self.tokens = tokens
+        self.special_token_ids = special
+        self._tokenizer = tokenizer
+        # SentencePiece puts a blank in front of a text, but not behind something else
+        self._before = "" if b"".join(map(tokens.__getitem__, self._split("a"))) == b"a" else "\x02"
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        words = text.decode() if isinstance(text, bytes) else text
+        return self._split(self._before + words)[len(self._split(self._before)) :]
+
+    def _split(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
 
 def _vocabulary_ids(plan: dict[str, Any]) -> Iterable[int]:
