@@ -77,8 +77,9 @@ def scripted(
     seqs: int = 8,
     max_waiting: int = 256,
     bos: bool = False,
+    reuse: bool = False,
 ) -> Scripted:
-    """An AsyncLLM that was not started; with `drafts` an n-gram drafter of up to 4 tokens."""
+    """An AsyncLLM that was not started; with `drafts` an n-gram drafter of up to 4 tokens; `reuse`s prefixes or not."""
     templates = {} if template is None else {"default": template}
     tokenizer = Tokenizer(byte_level(bos=bos), TokenizerSettings({"eos_token": "</s>"}, templates), "scripted")
     model = AnsweringModel(tokenizer, answer)
@@ -96,6 +97,7 @@ def scripted(
         max_num_seqs=seqs,
         max_num_batched_tokens=512,
         max_logprobs=20,
+        enable_prefix_caching=reuse,
     )
     llm = Scripted(_built(engine, tokenizer, seqs, drafts), max_waiting=max_waiting)
     llm.model = model

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,19 @@ class Tokenizer:
         return frozenset() if index is None else frozenset([index])
 
     @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """By name; the usual one is "default"."""
+        return self._settings.templates
+
+    @property
     def has_chat_template(self) -> bool:
-        return bool(self._settings.templates)
+        return bool(self.chat_templates)
+
+    def with_chat_template(self, template: str) -> Tokenizer:
+        """The same tokenizer with this chat template alone."""
+        changed = copy(self)
+        changed._settings = replace(self._settings, templates={"default": template})
+        return changed
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with BOS in front iff this tokenizer puts one there (and only once).
@@ -133,9 +144,14 @@ class Tokenizer:
             raise InvalidPrompt(
                 f"the prompt is not valid Unicode: half a surrogate pair at character {error.start}"
             ) from error
+        ids = self.encode_piece(text)
+        return ids if ids[: len(self._prefix)] == self._prefix else [*self._prefix, *ids]
+
+    def encode_piece(self, text: str) -> list[int]:
+        """Token ids of valid Unicode with nothing added; special tokens written out in it become those tokens."""
         # As a batch of one: other threads can run meanwhile, which a long text would stop for seconds.
         ids: list[int] = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
-        return ids if ids[: len(self._prefix)] == self._prefix else [*self._prefix, *ids]
+        return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
         """Token ids of a conversation under the model's chat template, ready for the assistant's turn.

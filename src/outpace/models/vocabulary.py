@@ -54,8 +54,7 @@ class ModelVocabulary:
             raise InvalidParameter(
                 f"{text!r} is not valid Unicode: half a surrogate pair at character {error.start}"
             ) from error
-        ids: list[int] = self._tokenizer._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._tokenizer.encode_piece(text)
 
     def token_text(self, token_id: int) -> str:
         """Text of one token alone, special tokens shown; part of a character shows as U+FFFD, an unknown id as ""."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 import outpace
 from outpace.async_llm import AsyncLLM
 from outpace.errors import BadInput
-from outpace.models.tokenizer import Tokenizer, TokenizerSettings
+from outpace.models.tokenizer import Tokenizer
 from outpace.server.errors import ApiError
 from outpace.server.reasoning import check_reasoning, detect_reasoning
 from outpace.server.settings import ServerSettings
@@ -72,8 +70,8 @@ def serve_model(llm: AsyncLLM, settings: ServerSettings) -> Served:
         InvalidParameter: a parser of the settings is not known.
     """
     if settings.chat_template is not None:
-        llm.tokenizer = _with_template(llm.tokenizer, settings.chat_template)
-    template = "\n".join(_templates(llm.tokenizer).values())
+        llm.tokenizer = llm.tokenizer.with_chat_template(settings.chat_template)
+    template = "\n".join(llm.tokenizer.chat_templates.values())
     _warm_up(llm.tokenizer)
     tools, reasoning = settings.tool_call_parser, settings.reasoning_parser
     return Served(
@@ -93,14 +91,3 @@ def _warm_up(tokenizer: Tokenizer) -> None:
     if tokenizer.has_chat_template:
         with suppress(BadInput):  # a template may want other messages
             tokenizer.render_chat([{"role": "user", "content": "Hello"}])
-
-
-def _templates(tokenizer: Tokenizer) -> Mapping[str, str]:
-    return tokenizer._settings.templates
-
-
-def _with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
-    """The same tokenizer with another chat template."""
-    changed = copy.copy(tokenizer)
-    changed._settings = TokenizerSettings(tokenizer._settings.named, {"default": template})
-    return changed

@@ -31,7 +31,7 @@ def usage_of(outputs: Sequence[RequestOutput]) -> CompletionUsage:
     return usage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
-        sum(getattr(output, "num_cached_tokens", None) or 0 for output in outputs),
+        sum(output.num_cached_tokens for output in outputs),
     )
 
 
