@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outpace.decisions import Allotment, Offer, StepFacts, Wish
 from outpace.structured import StructuredOutputs
 from outpace.types import Ask, Draft, ForwardResult, Observation, Pack, Segment
 
 __all__ = [
     "Cache",
+    "Controller",
     "Detokenizer",
     "Drafter",
     "DrafterNeeds",
@@ -274,4 +276,40 @@ class Drafter(Protocol):
 
     def release(self, request_id: int) -> None:
         """The request is gone; its state is dropped. Unknown ids are an error."""
+        ...
+
+
+class Controller(Protocol):
+    """Decides who drafts how much, so that tokens come as fast as they can. What it decides never changes a token.
+
+    In every step with decoding requests: ceilings, allot, keep (if somebody computed), observe.
+    """
+
+    def ceilings(self, wishes: Sequence[Wish], other_rows: int) -> list[int]:
+        """Most draft tokens that can pay in this step, 0 to `most`, for every wish.
+
+        Args:
+            wishes: of all decoding requests that may be drafted for.
+            other_rows: rows of the step that are not theirs: prompts, and decoding requests without drafters.
+        """
+        ...
+
+    def allot(self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int) -> list[Allotment]:
+        """What is done for every wish, now that its free drafter has been asked; None where that has nothing."""
+        ...
+
+    def keep(self, offers: Sequence[Offer], other_rows: int) -> list[int]:
+        """How many tokens of every draft are verified, now that all are there; 0 for a draft that is not worth it."""
+        ...
+
+    def calibrated(self, request_id: int, drafter: str, position: int, confidence: float) -> float:
+        """The chance that a draft token is kept if those before it are, from what the drafter says of it."""
+        ...
+
+    def observe(self, facts: StepFacts) -> None:
+        """Learns from a step."""
+        ...
+
+    def release(self, request_id: int) -> None:
+        """The request is gone; unknown ids are ignored."""
         ...

@@ -1,0 +1,128 @@
+"""What the engine and its controller tell each other about drafts: wishes, offers, allotments, and what came of them.
+
+    wishes -> ceilings -> (free drafts) -> offers -> allotments -> (computed drafts) -> offers -> kept -> step facts
+
+A *free* drafter only looks things up; a *computing* one runs rows of a model, so asking it has a price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Allotment", "DraftCall", "Offer", "StepFacts", "VerifiedOffer", "Wish"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One decoding request before anything is drafted for it.
+
+    Args:
+        request_id: unique in the engine.
+        most: most draft tokens in this step, at least 1: the setting, and what is left of the text.
+        free: name of its free drafter, which is asked before `allot`; None if it has none.
+        computing: names of its computing drafters, each with the rows it has to compute before it can draft.
+        remaining: most tokens still to come.
+    """
+
+    request_id: int
+    most: int
+    free: str | None
+    computing: Mapping[str, int]
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A draft at hand (a chain), before it is verified.
+
+    Args:
+        request_id: whose.
+        drafter: who made it.
+        num_tokens: its length; 0 if there is none.
+        confidence: of every token, the drafter's own estimate that it is kept if the ones before it are, 0 to 1; None
+            if it has none. Not calibrated.
+        fixed: it must not be cut for what its tokens are (they were drawn to be verified by rejection sampling).
+    """
+
+    request_id: int
+    drafter: str
+    num_tokens: int
+    confidence: tuple[float, ...] | None = None
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """What is done for one request in this step.
+
+    Args:
+        keep: tokens of the offer at hand that are verified.
+        drafter: the computing drafter that is asked instead; `keep` is 0 then. None: nobody is asked.
+        num_tokens: how many tokens it is asked for.
+        stop_below: it may stop as soon as the product of its confidences, as `Controller.calibrated` sees them, falls
+            below this; 0 for never.
+    """
+
+    keep: int = 0
+    drafter: str | None = None
+    num_tokens: int = 0
+    stop_below: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCall:
+    """What one call of a computing drafter cost.
+
+    Args:
+        drafter: its name.
+        num_requests: that it drafted for.
+        num_rounds: passes of its model, the longest draft's tokens.
+        catch_up_rows: rows it computed of what was committed before.
+        seconds: of the call.
+    """
+
+    drafter: str
+    num_requests: int
+    num_rounds: int
+    catch_up_rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedOffer:
+    """What became of the draft of one request.
+
+    Args:
+        offer: as it was verified, cut.
+        num_accepted: tokens kept by verification.
+    """
+
+    offer: Offer
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What one step did and took.
+
+    Args:
+        threads: that computed it.
+        prefill_rows: rows of prompts, and of requests that are computed again.
+        decoding: ids of the requests that were decoding, one row each, drafted for or not.
+        drafts: of those that had a draft verified.
+        calls: of computing drafters.
+        seconds: of the whole step without the calls: choosing and verifying included.
+    """
+
+    threads: int
+    prefill_rows: int
+    decoding: Sequence[int]
+    drafts: Sequence[VerifiedOffer]
+    calls: Sequence[DraftCall] = field(default_factory=tuple)
+    seconds: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the target."""
+        return self.prefill_rows + len(self.decoding) + sum(seen.offer.num_tokens for seen in self.drafts)
