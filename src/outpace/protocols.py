@@ -266,6 +266,11 @@ class Drafter(Protocol):
         """Learns what a step did to the requests it drafts for, prefill included."""
         ...
 
+    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+        """Rows it would have to compute before it can draft, of a request with so many committed tokens; 0 for one that
+        only looks things up, and the row of the last token not counted."""
+        ...
+
     def propose(self, asks: Sequence[Ask], row_budget: int) -> Sequence[Draft]:
         """One draft per ask, in order, computing at most `row_budget` rows to catch up with what was committed.
 

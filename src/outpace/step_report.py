@@ -46,7 +46,7 @@ class VerifiedDraft(NamedTuple):
     """What a step found about one draft.
 
     Args:
-        drafter: name of the request's drafter.
+        drafter: name of the one who made it; "grammar" for text that a grammar prescribes.
         num_draft_tokens: tokens verified, at least 1.
         num_accepted: how many were kept.
     """
@@ -140,9 +140,9 @@ class _Seen:
     num_tokens: int
     num_computed: int = 0
     prompt_done: int = 0
-    drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    drafted_by: dict[str, tuple[int, int]] = field(default_factory=dict)
     preemptions: int = 0
     admitted: bool = False
     ended: bool = False
@@ -212,8 +212,7 @@ class StepBooks:
             new_tokens = len(request.token_ids) - seen.num_tokens
             drafted = stats.draft_tokens - seen.draft_tokens
             accepted = stats.accepted_tokens - seen.accepted_tokens
-            if stats.drafts > seen.drafts and request.drafter is not None:
-                drafts.append(VerifiedDraft(request.drafter, drafted, accepted))
+            drafts += _new_drafts(seen)
             rows += drafted + _committed_rows(seen, new_tokens, accepted)
             prompt_tokens += _new_prompt_tokens(seen)
             generated += new_tokens
@@ -264,15 +263,22 @@ class StepBooks:
             preempted += stats.preemptions - seen.preemptions
             seen.preemptions = stats.preemptions
             seen.num_tokens, seen.num_computed = len(request.token_ids), request.num_computed
-            seen.drafts, seen.draft_tokens, seen.accepted_tokens = (
-                stats.drafts,
-                stats.draft_tokens,
-                stats.accepted_tokens,
-            )
+            seen.draft_tokens, seen.accepted_tokens = stats.draft_tokens, stats.accepted_tokens
+            seen.drafted_by = {name: (c.draft_tokens, c.accepted_tokens) for name, c in stats.by_drafter.items()}
             seen.admitted = request.num_cached_tokens is not None
             seen.ended = request.finish_reason is not None
         self._preemptions += preempted
         return preempted
+
+
+def _new_drafts(seen: _Seen) -> list[VerifiedDraft]:
+    """The draft this step verified, if there was one."""
+    found = []
+    for name, counts in seen.request.stats.by_drafter.items():
+        tokens, accepted = seen.drafted_by.get(name, (0, 0))
+        if counts.draft_tokens > tokens:
+            found.append(VerifiedDraft(name, counts.draft_tokens - tokens, counts.accepted_tokens - accepted))
+    return found
 
 
 def _committed_rows(seen: _Seen, new_tokens: int, accepted: int) -> int:

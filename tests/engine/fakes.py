@@ -174,6 +174,10 @@ class ScriptedDrafter:
             self.alive[seen.request_id] = list(seen.token_ids)
             self.observed += 1
 
+    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+        assert len(self.alive[request_id]) == num_tokens
+        return 0
+
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
         for ask in asks:
             assert self.alive[ask.request_id] == list(ask.token_ids)

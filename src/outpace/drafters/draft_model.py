@@ -86,6 +86,10 @@ class DraftModelDrafter:
             state.num_fed = 0
             self._cache.truncate(state.lane, state.num_rows)
 
+    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+        state = self._states[request_id]
+        return 0 if state is None else max(0, num_tokens - 1 - state.num_rows)
+
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
         growths = [g for ask in asks if (g := self._begin(ask)) is not None]
         active = self._catch_up(growths, row_budget)

@@ -110,6 +110,10 @@ class EarlyExitDrafter:
             if known < end:
                 state.pending.append(rows[known - seen.first_position :])
 
+    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+        state = self._states[request_id]
+        return 0 if state is None else state.num_pending
+
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
         growths = [_Growth(ask=ask) for ask in asks]
         active = [g for g in growths if self._adapter is None or self._reserve(g)]

@@ -108,6 +108,9 @@ class NgramDrafter:
     def observe(self, observations: Sequence[Observation]) -> None:
         """Nothing to learn here: the index catches up with the committed tokens when it is asked."""
 
+    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+        return 0
+
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
         return [self._propose(ask) for ask in asks]
 

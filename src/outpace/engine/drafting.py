@@ -1,12 +1,13 @@
-"""The draft station: every drafter is asked once a step for all of its requests, and told what became of it."""
+"""The loaded drafters: who drafts for which request, what they propose made fit, and what they are told."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from outpace.engine.pack import Block
+from outpace.engine.plan import DraftPlan
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Turn
 from outpace.errors import InvalidParameter
@@ -15,33 +16,16 @@ from outpace.protocols import Drafter
 from outpace.types import Ask, Draft, ForwardResult, Observation
 from outpace.verify.clean import clean_draft, principal_chain
 
-__all__ = ["DraftPlan", "Drafting"]
+__all__ = ["NO_DRAFT", "Drafting", "shortened"]
 
-_NO_DRAFT = Draft()
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPlan:
-    """How one request is drafted for.
-
-    Args:
-        drafter: by name; None for plain decoding.
-        num_speculative_tokens: most draft tokens a step.
-        before_first_token: whether the drafter may be asked before there is a first token.
-        verification: the rule its drafts are verified by.
-    """
-
-    drafter: str | None = None
-    num_speculative_tokens: int = 0
-    before_first_token: bool = False
-    verification: str = "coupled"
+NO_DRAFT = Draft()
 
 
 class Drafting:
     """The loaded drafters, by name.
 
     Args:
-        drafters: the first is the default of a request that names none. May be empty.
+        drafters: in order of preference. May be empty.
         num_speculative_tokens: per drafter name, most draft tokens a step unless the request says less or more.
         vocab_size: ids from here on do not exist.
         verification: per drafter name, the rule its drafts are verified by; "coupled" where none is named.
@@ -66,7 +50,9 @@ class Drafting:
         return sum(drafter.memory_bytes for drafter in self.drafters.values())
 
     def plan(self, speculation: SpeculationParams) -> DraftPlan:
-        """How a request that asks for this is drafted for.
+        """How a request that asks for this is drafted for: by the drafter it names, else by all that go together.
+
+        Those are the first free one, and the computing ones, as far as they follow the rule of the first of all.
 
         Raises:
             InvalidParameter: no such drafter is loaded.
@@ -75,55 +61,67 @@ class Drafting:
             raise InvalidParameter(
                 f"speculation method {speculation.method!r} is not loaded; loaded: {', '.join(self.drafters) or 'none'}"
             )
-        name = speculation.method or next(iter(self.drafters), None)
-        if name is None or not speculation.enabled:
-            return DraftPlan()
+        names = list(self.drafters) if speculation.method is None else [speculation.method]
         wanted = speculation.num_speculative_tokens
-        most = self._num_speculative_tokens[name] if wanted is None else wanted
-        if most == 0:
+        if not names or not speculation.enabled or wanted == 0:
             return DraftPlan()
-        early = not self.drafters[name].needs.computes
-        return DraftPlan(name, most, early, self._verification.get(name, "coupled"))
+        rule = self._rule(names[0])
+        names = [name for name in names if self._rule(name) == rule]
+        computing = tuple(name for name in names if self.drafters[name].needs.computes)
+        free = next((name for name in names if name not in computing), None)
+        used = computing if free is None else (free, *computing)
+        most = {name: self._num_speculative_tokens[name] if wanted is None else wanted for name in used}
+        return DraftPlan(free, computing, most, rule)
+
+    def _rule(self, name: str) -> str:
+        return self._verification.get(name, "coupled")
 
     def start(self, request: Request) -> None:
         """The request got a lane."""
-        if request.drafter is not None:
+        if request.plan.drafters:
             self._started.add(request.id)
-            self.drafters[request.drafter].start(request.id, request.token_ids, request.num_prompt_tokens)
+        for name in request.plan.drafters:
+            self.drafters[name].start(request.id, request.token_ids, request.num_prompt_tokens)
 
     def release(self, request: Request) -> None:
         """The request lost its lane. (After an interrupt it may have had no start yet.)"""
-        if request.drafter is not None and request.id in self._started:
+        if request.id in self._started:
             self._started.remove(request.id)
-            self.drafters[request.drafter].release(request.id)
+            for name in request.plan.drafters:
+                self.drafters[name].release(request.id)
 
-    def propose(self, turns: Sequence[Turn], free_rows: int) -> list[Draft]:
-        """One draft per turn, cut to what is legal and was asked for; empty where none was asked for.
+    def rows_behind(self, name: str, request: Request) -> int:
+        """Rows that a drafter has to compute of what is committed before it can draft for a request."""
+        if request.id not in self._started:  # it was admitted in this step
+            return len(request.token_ids) - 1
+        return self.drafters[name].rows_behind(request.id, len(request.token_ids))
 
-        A drafter that is behind may spend the rows granted to its drafts, which it cannot make yet, and its share of
-        the rows that nobody uses.
+    def propose(self, name: str, turns: Sequence[Turn], wanted: Sequence[int], row_budget: int) -> list[Draft]:
+        """One draft per turn by one drafter, cut to what is legal and was asked for.
+
+        Args:
+            name: of the drafter.
+            turns: with rows granted to their drafts.
+            wanted: most tokens for each, at least 1.
+            row_budget: rows a drafter that is behind may compute beside its drafts.
         """
-        drafts = [_NO_DRAFT] * len(turns)
-        groups: dict[str, list[int]] = defaultdict(list)
-        for index, turn in enumerate(turns):
-            if not turn.num_draft_tokens:
-                continue
-            assert turn.request.drafter is not None
-            forced = _forced(turn)
-            if forced:
-                drafts[index] = self._legal(forced, turn)
-            else:
-                groups[turn.request.drafter].append(index)
-        for name, indices in groups.items():
-            asks = [_ask(turns[index]) for index in indices]
-            row_budget = free_rows // len(groups) + sum(ask.num_draft_tokens for ask in asks)
-            proposed = self.drafters[name].propose(asks, row_budget)
-            for index, draft in zip(indices, proposed, strict=True):
-                drafts[index] = self._legal(draft, turns[index])
+        asks = [_ask(turn, most) for turn, most in zip(turns, wanted, strict=True)]
+        proposed = self.drafters[name].propose(asks, row_budget)
+        takes_states = self.drafters[name].needs.target_rows
+        drafts = []
+        for draft, turn, most in zip(proposed, turns, wanted, strict=True):
+            own = draft if takes_states or draft.resume is None else replace(draft, resume=None)
+            drafts.append(self._legal(own, turn.request, most))
         return drafts
 
+    def forced(self, turn: Turn) -> Draft:
+        """The text that a grammar prescribes next, as a draft; empty if there is none."""
+        rules, most = turn.request.rules, turn.num_draft_tokens
+        ids = [] if rules is None else rules.forced(most)
+        return self._legal(Draft.chain(ids, "grammar"), turn.request, most) if ids else NO_DRAFT
+
     def observe(self, committed: Sequence[tuple[Block, int, int]], result: ForwardResult) -> None:
-        """Tells each drafter what a step did to its requests.
+        """Tells each drafter what a step did to its requests, whoever drafted.
 
         Args:
             committed: (block, tokens added, draft tokens accepted) of every request that goes on.
@@ -132,60 +130,66 @@ class Drafting:
         observations: dict[str, list[Observation]] = defaultdict(list)
         for block, num_new_tokens, num_accepted in committed:
             request = block.turn.request
-            if request.drafter is None:
-                continue
             rows = slice(block.begin, block.begin + block.turn.num_tokens + num_accepted)
-            observations[request.drafter].append(
-                Observation(
-                    request_id=request.id,
-                    token_ids=request.token_ids,
-                    num_new_tokens=num_new_tokens,
-                    draft=block.draft,
-                    num_accepted=num_accepted,
-                    first_position=request.num_computed - (rows.stop - rows.start),
-                    aux={layer: result.aux[layer][rows] for layer in self.drafters[request.drafter].needs.aux_layers},
+            for name in request.plan.drafters:
+                observations[name].append(
+                    Observation(
+                        request_id=request.id,
+                        token_ids=request.token_ids,
+                        num_new_tokens=num_new_tokens,
+                        draft=block.draft,
+                        num_accepted=num_accepted,
+                        first_position=request.num_computed - (rows.stop - rows.start),
+                        aux={layer: result.aux[layer][rows] for layer in self.drafters[name].needs.aux_layers},
+                    )
                 )
-            )
         for name, seen in observations.items():
             self.drafters[name].observe(seen)
 
-    def _legal(self, draft: Draft, turn: Turn) -> Draft:
-        """A chain of real ids, no longer than asked, with nothing behind one that ends the text or is not allowed.
+    def _legal(self, draft: Draft, request: Request, most: int) -> Draft:
+        """A chain of real ids, no longer than `most`, with nothing behind one that ends the text or is not allowed.
 
         A token that was drawn may be left out only for what was known before it was drawn, or rejection sampling is
         biased; so the first one that is not allowed stays there, and is rejected. Drafts without probabilities do not
         depend on that noise, so it goes.
         """
-        request = turn.request
-        assert request.drafter is not None
-        if draft.resume is not None and not self.drafters[request.drafter].needs.target_rows:
-            draft = replace(draft, resume=None)
         draft = principal_chain(clean_draft(draft, vocab_size=self._vocab_size, limit=len(draft.ids)))
-        limit = min(turn.num_draft_tokens, len(draft))
+        limit = min(most, len(draft))
         if request.rules is not None:
-            drawn = request.verification != "coupled" and draft.probabilities is not None
+            drawn = request.plan.verification != "coupled" and draft.probabilities is not None
             limit = min(limit, request.rules.count_legal(draft.ids[:limit]) + drawn)
         limit = next((end for end, token in enumerate(draft.ids[:limit], 1) if token in request.stop_ids), limit)
-        return draft if len(draft) <= limit else clean_draft(draft, vocab_size=self._vocab_size, limit=limit)
+        return shortened(draft, limit)
 
 
-def _forced(turn: Turn) -> Draft:
-    """The text that a grammar prescribes next, as a draft."""
-    rules = turn.request.rules
-    return _NO_DRAFT if rules is None else Draft.chain(rules.forced(turn.num_draft_tokens), "grammar")
+def shortened(draft: Draft, limit: int) -> Draft:
+    """The first `limit` tokens of a clean chain."""
+    if len(draft) <= limit:
+        return draft
+    if not limit:
+        return NO_DRAFT
+    resume = draft.resume
+    return Draft(
+        ids=draft.ids[:limit],
+        parents=draft.parents[:limit],
+        sources=draft.sources[:limit],
+        probabilities=None if draft.probabilities is None else draft.probabilities[:limit],
+        confidence=None if draft.confidence is None else draft.confidence[:limit],
+        resume=None if resume is None else replace(resume, hidden=resume.hidden[: 1 + limit]),
+    )
 
 
-def _ask(turn: Turn) -> Ask:
+def _ask(turn: Turn, most: int) -> Ask:
     request = turn.request
     assert request.lane is not None
     return Ask(
         request_id=request.id,
         token_ids=request.token_ids,
-        num_draft_tokens=turn.num_draft_tokens,
+        num_draft_tokens=most,
         params=request.params,
         seed=request.seed,
         number=request.number,
         lane=request.lane,
         rules=request.rules,
-        coupled=request.verification == "coupled",
+        coupled=request.plan.verification == "coupled",
     )

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import torch
 
+from outpace.control.fixed import FixedController
 from outpace.engine.drafting import Drafting
 from outpace.engine.logprobs import output_logprobs, prompt_logprobs
 from outpace.engine.outputs import RequestOutput, StepOutput, TokenLogprobs
@@ -25,10 +26,11 @@ from outpace.engine.prefixes import Prefixes
 from outpace.engine.preparing import Preparing
 from outpace.engine.request import Request, result_of
 from outpace.engine.scheduler import Scheduler
+from outpace.engine.steering import Steering
 from outpace.engine.verifying import Verified, verify_blocks
 from outpace.errors import OutpaceError, RequestFailed
 from outpace.params import SamplingParams, SpeculationParams
-from outpace.protocols import Cache, Drafter, TargetModel, Vocabulary
+from outpace.protocols import Cache, Controller, Drafter, TargetModel, Vocabulary
 from outpace.types import ForwardResult
 
 __all__ = ["Engine"]
@@ -42,7 +44,8 @@ class Engine:
     Args:
         model: the target.
         cache: its cache; the engine is its only user beside drafters that work on target rows.
-        drafters: by name; the first is the default of a request that names none. May be empty.
+        drafters: by name, in order of preference; a request that names none is drafted for by all that go together
+            (see `Drafting.plan`). May be empty.
         vocabulary: what the tokens mean.
         eos_ids: ids that end generation unless a request ignores them.
         max_model_len: most tokens of a request, prompt and output.
@@ -51,6 +54,7 @@ class Engine:
             "standard" or "block".
         disable_by_batch_size: per drafter name, most running requests beside which it is asked; no limit where none
             is named.
+        controller: says how much is drafted; None: as much as is possible.
         max_num_seqs: most requests side by side; further ones wait.
         max_num_batched_tokens: most rows a step.
         max_logprobs: most log probabilities a token that a request may ask for; -1 for no limit.
@@ -72,6 +76,7 @@ class Engine:
         num_speculative_tokens: Mapping[str, int],
         verification: Mapping[str, str] | None = None,
         disable_by_batch_size: Mapping[str, int] | None = None,
+        controller: Controller | None = None,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
         max_logprobs: int = -1,
@@ -82,6 +87,9 @@ class Engine:
         self.model = model
         self.cache = cache
         self.drafting = Drafting(drafters, num_speculative_tokens, model.vocab_size, verification or {})
+        self.steering = Steering(
+            self.drafting, controller or FixedController(), disable_by_batch_size or {}, torch.get_num_threads
+        )
         self._vocabulary = vocabulary
         self._preparing = Preparing(
             vocabulary,
@@ -100,7 +108,7 @@ class Engine:
             self._prefixes,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            disable_by_batch_size=disable_by_batch_size or {},
+            limits=self.steering,
         )
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
@@ -144,6 +152,7 @@ class Engine:
         request = self._requests.pop(request_id, None)
         if request is not None and request.finish_reason is None and self._scheduler.remove(request):
             self.drafting.release(request)
+            self.steering.release(request)
 
     @property
     def has_work(self) -> bool:
@@ -186,6 +195,7 @@ class Engine:
         finally:
             self._stepping = False
         self._emit(blocks, began)
+        self.steering.observe(blocks, time.perf_counter() - began)
         outputs, self._outbox = self._outbox, []
         return outputs
 
@@ -212,7 +222,7 @@ class Engine:
         if not plan.turns:
             return []
         with self._station("draft"):
-            drafts = self.drafting.propose(plan.turns, plan.free_rows)
+            drafts = self.steering.propose(plan.turns, plan.free_rows, len(self._scheduler.running))
         with self._station("pack"):
             pack, blocks = build_pack(plan.turns, drafts, self.drafting.aux_layers)
         with self._station("forward"):
@@ -222,6 +232,7 @@ class Engine:
         with self._station("logprobs"):
             logprobs = self._logprobs(blocks, verified, result.logits)
         with self._station("commit"):
+            self.steering.verified(blocks, [None if found is None else found.verdict for found in verified])
             self._commit(blocks, verified, logprobs, result)
         return blocks
 
@@ -257,7 +268,7 @@ class Engine:
             num_accepted = 0 if found is None or request.error is not None else _append(block, found, likely)
             self._committing = None
             request.num_computed += block.turn.num_tokens + num_accepted
-            request.stats.count_draft(len(block.draft), num_accepted)
+            request.stats.count(self.steering.drafter_of(request), len(block.draft), num_accepted)
             if request.finish_reason:
                 request.stats.memory = self.memory()
                 self._scheduler.remove(request)

@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "CompletionOutput",
+    "DraftCounts",
     "Logprob",
     "Piece",
     "RequestOutput",
@@ -24,34 +25,20 @@ __all__ = [
 
 
 @dataclass(slots=True)
-class RequestStats:
-    """Counts and times of one request. Rates are None when nothing was drafted.
+class DraftCounts:
+    """What became of drafts. Rates are None when nothing was drafted.
 
     Args:
-        steps: target passes that computed rows of this request, prefill included.
         drafts: passes that verified a draft of at least one token.
         draft_tokens: draft tokens verified.
         accepted_tokens: draft tokens kept in the output.
         accepted_at: [most draft tokens] how often the draft token at each position was kept.
-        preemptions: times the request lost its cache rows and was recomputed.
-        prefill_seconds: from the first step to the end of the one that brought the first token.
-        decode_seconds: from there to the last token.
-        decode_tokens: output tokens after that first step.
-        station_seconds: time of the steps this request took part in, by station (shared with its neighbours).
-        memory: bytes held by target, drafter and cache when the request ended.
     """
 
-    steps: int = 0
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)
-    preemptions: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    decode_tokens: int = 0
-    station_seconds: dict[str, float] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -65,10 +52,6 @@ class RequestStats:
     def per_position(self) -> list[float] | None:
         return [count / self.drafts for count in self.accepted_at] if self.drafts else None
 
-    @property
-    def decode_tokens_per_second(self) -> float | None:
-        return self.decode_tokens / self.decode_seconds if self.decode_tokens and self.decode_seconds else None
-
     def count_draft(self, num_draft_tokens: int, num_accepted: int) -> None:
         """Books one verified draft."""
         if not num_draft_tokens:
@@ -80,18 +63,67 @@ class RequestStats:
         for position in range(num_accepted):
             self.accepted_at[position] += 1
 
+    def add(self, other: DraftCounts) -> None:
+        """Adds the counts of others."""
+        self.drafts += other.drafts
+        self.draft_tokens += other.draft_tokens
+        self.accepted_tokens += other.accepted_tokens
+        self.accepted_at = [sum(pair) for pair in zip_longest(self.accepted_at, other.accepted_at, fillvalue=0)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-able object."""
+        return {
+            "drafts": self.drafts,
+            "draft_tokens": self.draft_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "per_position": self.per_position,
+        }
+
+
+@dataclass(slots=True)
+class RequestStats(DraftCounts):
+    """Counts and times of one request.
+
+    Args:
+        by_drafter: what became of the drafts of each; the text that a grammar prescribes is drafted by "grammar".
+        steps: target passes that computed rows of this request, prefill included.
+        preemptions: times the request lost its cache rows and was recomputed.
+        prefill_seconds: from the first step to the end of the one that brought the first token.
+        decode_seconds: from there to the last token.
+        decode_tokens: output tokens after that first step.
+        station_seconds: time of the steps this request took part in, by station (shared with its neighbours).
+        memory: bytes held by target, drafter and cache when the request ended.
+    """
+
+    by_drafter: dict[str, DraftCounts] = field(default_factory=dict)
+    steps: int = 0
+    preemptions: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    decode_tokens: int = 0
+    station_seconds: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        return self.decode_tokens / self.decode_seconds if self.decode_tokens and self.decode_seconds else None
+
+    def count(self, drafter: str | None, num_draft_tokens: int, num_accepted: int) -> None:
+        """Books what a step did; `drafter` made the draft, if there was one."""
+        self.count_draft(num_draft_tokens, num_accepted)
+        if drafter is not None and num_draft_tokens:
+            self.by_drafter.setdefault(drafter, DraftCounts()).count_draft(num_draft_tokens, num_accepted)
+
     @classmethod
     def joined(cls, many: Sequence[RequestStats]) -> RequestStats:
         """Of several choices of one request, computed side by side: counts add up, times are the longest."""
         if len(many) == 1:
             return many[0]
         stations = {name for stats in many for name in stats.station_seconds}
-        return cls(
+        joined = cls(
             steps=max(stats.steps for stats in many),
-            drafts=sum(stats.drafts for stats in many),
-            draft_tokens=sum(stats.draft_tokens for stats in many),
-            accepted_tokens=sum(stats.accepted_tokens for stats in many),
-            accepted_at=[sum(column) for column in zip_longest(*(s.accepted_at for s in many), fillvalue=0)],
             preemptions=sum(stats.preemptions for stats in many),
             prefill_seconds=max(stats.prefill_seconds for stats in many),
             decode_seconds=max(stats.decode_seconds for stats in many),
@@ -99,17 +131,18 @@ class RequestStats:
             station_seconds={name: max(s.station_seconds.get(name, 0.0) for s in many) for name in stations},
             memory=max((s.memory for s in many), key=lambda held: held.get("cache", 0)),
         )
+        for stats in many:
+            joined.add(stats)
+            for name, counts in stats.by_drafter.items():
+                joined.by_drafter.setdefault(name, DraftCounts()).add(counts)
+        return joined
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-able object, seconds as floats and memory in bytes."""
         return {
             "steps": self.steps,
-            "drafts": self.drafts,
-            "draft_tokens": self.draft_tokens,
-            "accepted_tokens": self.accepted_tokens,
-            "acceptance_rate": self.acceptance_rate,
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "per_position": self.per_position,
+            **DraftCounts.as_dict(self),
+            "by_drafter": {name: counts.as_dict() for name, counts in self.by_drafter.items()},
             "preemptions": self.preemptions,
             "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds,

@@ -107,7 +107,11 @@ class Prefixes:
 
     def _may_reuse(self, request: Request) -> bool:
         """Log probabilities of a prompt, and some drafters, take all of its rows to be computed."""
-        return self._enabled and request.params.prompt_logprobs is None and request.drafter not in self._every_row
+        return (
+            self._enabled
+            and request.params.prompt_logprobs is None
+            and self._every_row.isdisjoint(request.plan.drafters)
+        )
 
     def count(self, request: Request, num_tokens: int) -> None:
         """Books what the first admission of a request found; a second one, after preemption, counts no more."""

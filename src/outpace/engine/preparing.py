@@ -54,7 +54,6 @@ class Preparing:
         limit = self._max_len
         if params.max_tokens is not None:
             limit = min(limit, len(prompt) + params.max_tokens)
-        plan = self._drafting.plan(speculation or SpeculationParams())
         own_stops = frozenset(params.stop_token_ids)
         return Request(
             id=request_id,
@@ -65,10 +64,7 @@ class Preparing:
             number=number,
             stop_ids=own_stops | (frozenset() if params.ignore_eos else self._eos_ids),
             max_total_tokens=limit,
-            drafter=plan.drafter,
-            num_speculative_tokens=plan.num_speculative_tokens,
-            drafts_before_first_token=plan.before_first_token,
-            verification=plan.verification,
+            plan=self._drafting.plan(speculation or SpeculationParams()),
             text=self._text(params, prompt),
             rules=compile_rules(params, self._vocabulary, own_stops | self._eos_ids, prompt),
         )

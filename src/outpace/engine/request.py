@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outpace.engine.outputs import CompletionOutput, RequestOutput, RequestStats, TokenLogprobs
+from outpace.engine.plan import DraftPlan
 from outpace.engine.text import TextBuilder
 from outpace.errors import OutpaceError
 from outpace.params import SamplingParams
@@ -29,13 +30,9 @@ class Request:
         number: which of the caller's n choices this is.
         stop_ids: ids that end generation: EOS (unless ignored) and the caller's.
         max_total_tokens: length at which generation ends.
-        drafter: name of its drafter, None for plain decoding.
-        num_speculative_tokens: most draft tokens a step.
-        drafts_before_first_token: whether its drafter may be asked before there is a first token: it only looks things
-            up, so nobody waits for it.
+        plan: how it is drafted for.
         text: its text so far.
         rules: what its parameters do to logits; None for nothing.
-        verification: how drafts are verified: "coupled", "standard" or "block".
         lane: its lane in the target's cache while running.
         num_computed: tokens whose rows are in the target's cache.
         num_cached_tokens: prompt tokens whose rows were there when it got its first lane; None before that.
@@ -58,12 +55,9 @@ class Request:
     number: int
     stop_ids: frozenset[int]
     max_total_tokens: int
-    drafter: str | None
-    num_speculative_tokens: int
-    drafts_before_first_token: bool
+    plan: DraftPlan
     text: TextBuilder
     rules: LogitsRules | None = None
-    verification: str = "coupled"
     lane: int | None = None
     num_computed: int = 0
     num_cached_tokens: int | None = None

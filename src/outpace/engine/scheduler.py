@@ -10,15 +10,15 @@ Rows are reserved here, before anything is drafted, so a draft that was made is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from typing import Protocol
 
 from outpace.engine.prefixes import Prefixes
 from outpace.engine.request import Request
 from outpace.protocols import Cache
 
-__all__ = ["Schedule", "Scheduler", "Turn"]
+__all__ = ["DraftLimits", "Schedule", "Scheduler", "Turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,18 @@ class Schedule:
     free_rows: int = 0
 
 
+class DraftLimits(Protocol):
+    """How many draft tokens are worth rows."""
+
+    def ceilings(self, requests: Sequence[Request], num_running: int) -> Mapping[Request, int]:
+        """Most draft tokens that may pay, of each of these decoding requests, beside `num_running` in all."""
+        ...
+
+    def most(self, request: Request, num_tokens: int, num_running: int) -> int:
+        """Most draft tokens behind `num_tokens` committed ones to compute, whether they pay or not."""
+        ...
+
+
 class Scheduler:
     """First come, first served, within a row budget a step and the rows of the cache.
 
@@ -66,7 +78,7 @@ class Scheduler:
         prefixes: rows of requests that have gone, of the same cache.
         max_num_seqs: most requests side by side.
         max_num_batched_tokens: most rows a step; must exceed max_num_seqs so that prefill always advances.
-        disable_by_batch_size: per drafter name, most running requests beside which drafts are made.
+        limits: how much drafting is worth.
     """
 
     def __init__(
@@ -76,14 +88,14 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        disable_by_batch_size: Mapping[str, int] = MappingProxyType({}),
+        limits: DraftLimits,
     ) -> None:
         assert max_num_batched_tokens > max_num_seqs >= 1, (max_num_batched_tokens, max_num_seqs)
         self._cache = cache
         self._prefixes = prefixes
         self._max_num_seqs = max_num_seqs
         self._max_rows = max_num_batched_tokens
-        self._disable_by_batch_size = disable_by_batch_size
+        self._limits = limits
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of arrival
 
@@ -114,7 +126,8 @@ class Scheduler:
         for request in decoding:
             self._reserve(request, 1, tokens, preempted)
         budget = self._max_rows - len(tokens)
-        wanted = sum(self._num_draft_tokens(request, 1) for request in tokens)
+        ceilings = self._limits.ceilings(list(tokens), len(self.running))
+        wanted = sum(ceilings.values())
         draft_budget = min(wanted, budget // 2 if prefilling or self._can_admit() else budget)
         budget -= draft_budget
         for request in prefilling:
@@ -126,32 +139,25 @@ class Scheduler:
                 break
             admitted.append(new)
             budget -= self._reserve(new, min(new.next_chunk, budget), tokens, preempted)
-        turns, free_rows = self._with_drafts(tokens, draft_budget + budget)
+        turns, free_rows = self._with_drafts(tokens, ceilings, draft_budget + budget)
         return Schedule(turns, [r for r in admitted if r.lane is not None], preempted, free_rows)
 
-    def _with_drafts(self, tokens: dict[Request, int], budget: int) -> tuple[list[Turn], int]:
-        """Adds drafts where rows of the step and of the cache allow. Returns the turns and the rows nobody uses."""
+    def _with_drafts(
+        self, tokens: Mapping[Request, int], ceilings: Mapping[Request, int], budget: int
+    ) -> tuple[list[Turn], int]:
+        """Adds drafts where rows of the step and of the cache allow. Returns the turns and the rows nobody uses.
+
+        A batch that has grown by those who were just admitted may be too large for drafts that it allowed before.
+        """
         turns: list[Turn] = []
         for request, num_tokens in tokens.items():
-            granted = min(self._num_draft_tokens(request, num_tokens), budget, self._num_free_rows)
+            most = self._limits.most(request, num_tokens, len(self.running))
+            granted = min(ceilings.get(request, most), most, budget, self._num_free_rows)
             if granted and not self._has_rows(request, num_tokens, granted):
                 granted = 0
             budget -= granted
             turns.append(Turn(request, num_tokens, granted))
         return turns, budget
-
-    def _num_draft_tokens(self, request: Request, num_tokens: int) -> int:
-        """Most draft tokens behind `num_tokens` committed ones: none before they reach the end of the text.
-
-        A step brings one token more than it drafts, so the last token allowed is never drafted.
-        """
-        if request.drafter is None or num_tokens < request.num_uncomputed:
-            return 0
-        if not request.drafts_before_first_token and (num_tokens > 1 or not request.num_output_tokens):
-            return 0
-        if len(self.running) > self._disable_by_batch_size.get(request.drafter, len(self.running)):
-            return 0
-        return min(request.num_speculative_tokens, request.max_total_tokens - len(request.token_ids) - 1)
 
     def _reserve(self, request: Request, num_tokens: int, tokens: dict[Request, int], preempted: list[Request]) -> int:
         """Reserves rows for a turn, pushing out the youngest requests if it must. Returns rows: 0 if it went itself."""

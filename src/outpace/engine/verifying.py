@@ -38,7 +38,7 @@ def verify_blocks(blocks: Sequence[Block], logits: torch.Tensor) -> list[Verifie
         logits: [N, V] of the step; a block's rows are its `choice_rows`.
     """
     verified: list[Verified | None] = [None] * len(blocks)
-    together = [i for i, b in enumerate(blocks) if b.num_choices and b.turn.request.verification == "coupled"]
+    together = [i for i, b in enumerate(blocks) if b.num_choices and b.turn.request.plan.verification == "coupled"]
     for index, found in zip(together, _coupled([blocks[i] for i in together], logits), strict=True):
         verified[index] = found
     for index, block in enumerate(blocks):
@@ -78,7 +78,7 @@ def _by_law(block: Block, logits: torch.Tensor) -> Verified:
     request = block.turn.request
     laws = law_rows(_rows(logits, block.choice_rows), choices_of(block))
     noise = StepNoise(request.seed, request.number, len(request.token_ids))
-    rule = standard.verify if request.verification == "standard" else block_rule.verify
+    rule = standard.verify if request.plan.verification == "standard" else block_rule.verify
     verdict = rule(block.draft, laws.rows, noise)
     return Verified(verdict, laws.errors.get(_last_row(verdict)))
 

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from outpace.async_llm import AsyncLLM, FinishedRequest, Load, StepReport
-from outpace.engine.outputs import RequestStats
+from outpace.engine.outputs import DraftCounts
 from outpace.server.histogram import Histogram
 from outpace.server.spec_log import SpecLogger
 
@@ -76,7 +76,7 @@ class Metrics(Collector):
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._ended = dict.fromkeys(_REASONS, 0)
         self._times = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
-        self._drafts = {name: RequestStats(accepted_at=[0] * most) for name, most in (drafters or {}).items()}
+        self._drafts = {name: DraftCounts(accepted_at=[0] * most) for name, most in (drafters or {}).items()}
         self.registry.register(self)
 
     def observe(self, step: StepReport) -> None:
@@ -87,7 +87,7 @@ class Metrics(Collector):
             self._counts["num_preemptions"] += step.preemptions
             for drafter, num_draft_tokens, num_accepted in step.drafts:
                 if drafter not in self._drafts:
-                    self._drafts[drafter] = RequestStats()
+                    self._drafts[drafter] = DraftCounts()
                 self._drafts[drafter].count_draft(num_draft_tokens, num_accepted)
             for seconds in step.first_token_seconds:
                 self._times["time_to_first_token_seconds"].add(seconds)
@@ -142,9 +142,11 @@ class Metrics(Collector):
 
     def _speculation(self) -> Iterator[Metric]:
         """Of all drafters together; without samples if there is none, as vLLM is silent without speculation."""
-        stats: dict[tuple[str, ...], RequestStats] = {}
+        stats: dict[tuple[str, ...], DraftCounts] = {}
         if self._drafts:
-            stats[()] = RequestStats.joined(list(self._drafts.values()))
+            stats[()] = DraftCounts()
+            for counts in self._drafts.values():
+                stats[()].add(counts)
         yield from self._drafted("vllm:spec_decode_num", (), stats)
 
     def _by_drafter(self) -> Iterator[Metric]:
@@ -153,7 +155,7 @@ class Metrics(Collector):
         )
 
     def _drafted(
-        self, prefix: str, labels: tuple[str, ...], stats: Mapping[tuple[str, ...], RequestStats]
+        self, prefix: str, labels: tuple[str, ...], stats: Mapping[tuple[str, ...], DraftCounts]
     ) -> Iterator[Metric]:
         drafts = {key: each.drafts for key, each in stats.items()}
         yield self._counter(f"{prefix}_drafts", "Drafts verified.", labels, drafts)

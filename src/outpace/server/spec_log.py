@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from outpace.async_llm import Load, StepReport
-from outpace.engine.outputs import RequestStats
+from outpace.engine.outputs import DraftCounts
 
 __all__ = ["INTERVAL", "SpecLogger"]
 
@@ -65,7 +65,7 @@ class SpecLogger:
             self._stats = self._fresh()
         self._opened = None
 
-    def _write(self, stats: RequestStats, seconds: float) -> None:
+    def _write(self, stats: DraftCounts, seconds: float) -> None:
         log.info(
             _LINE,
             stats.mean_acceptance_length,
@@ -77,8 +77,8 @@ class SpecLogger:
             100 * (stats.acceptance_rate or 0.0),
         )
 
-    def _fresh(self) -> RequestStats:
-        return RequestStats(accepted_at=[0] * self._positions)
+    def _fresh(self) -> DraftCounts:
+        return DraftCounts(accepted_at=[0] * self._positions)
 
 
 def _is_idle(load: Load) -> bool:

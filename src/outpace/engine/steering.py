@@ -1,0 +1,217 @@
+"""The draft station: who drafts how much for whom in a step. The controller decides; this asks it and does so.
+
+    free drafters are asked -> the controller allots -> computing drafters are asked -> the controller says what is kept
+
+Nothing that is decided here can change a token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from outpace.decisions import DraftCall, Offer, StepFacts, VerifiedOffer, Wish
+from outpace.engine.drafting import NO_DRAFT, Drafting, shortened
+from outpace.engine.pack import Block
+from outpace.engine.request import Request
+from outpace.engine.scheduler import Turn
+from outpace.protocols import Controller
+from outpace.types import Draft, Verdict
+
+__all__ = ["Steering"]
+
+_GRAMMAR = "grammar"
+"""Who offers the text that a grammar prescribes; not a drafter that could be chosen."""
+
+
+class Steering:
+    """Asks the controller what is drafted, and tells it what came of it.
+
+    Args:
+        drafting: the loaded drafters.
+        controller: decides.
+        disable_by_batch_size: per drafter name, most running requests beside which it is asked.
+        threads: how many compute a step now.
+    """
+
+    def __init__(
+        self,
+        drafting: Drafting,
+        controller: Controller,
+        disable_by_batch_size: Mapping[str, int],
+        threads: Callable[[], int],
+    ) -> None:
+        self.controller = controller
+        self._drafting = drafting
+        self._disable_by_batch_size = dict(disable_by_batch_size)
+        self._threads = threads
+        self._offers: dict[int, Offer] = {}
+        self._calls: list[DraftCall] = []
+        self._accepted: dict[int, int] = {}
+
+    # For the scheduler, before rows are handed out.
+
+    def most(self, request: Request, num_tokens: int, num_running: int) -> int:
+        """Most draft tokens behind `num_tokens` committed ones, whether they pay or not."""
+        wish = self._wish(request, num_tokens, num_running)
+        return 0 if wish is None else wish.most
+
+    def ceilings(self, requests: Sequence[Request], num_running: int) -> dict[Request, int]:
+        """Most draft tokens that may pay, of requests with one token to compute; 0 where none does."""
+        ceilings = dict.fromkeys(requests, 0)
+        wishes = {r: wish for r in requests if (wish := self._wish(r, 1, num_running)) is not None}
+        if wishes:
+            others = len(requests) - len(wishes)
+            found = self.controller.ceilings(list(wishes.values()), others)
+            ceilings.update(zip(wishes, found, strict=True))
+        return ceilings
+
+    def _wish(self, request: Request, num_tokens: int, num_running: int) -> Wish | None:
+        """None if nobody may draft: before the end of the text, in too large a batch, or with one token to come.
+
+        A step brings one token more than it drafts, so the last token allowed is never drafted. Who computes is not
+        asked before there is a first token, for which somebody waits.
+        """
+        plan = request.plan
+        remaining = request.max_total_tokens - len(request.token_ids)
+        if not plan.drafters or num_tokens < request.num_uncomputed or remaining < 2:
+            return None
+        allowed = [name for name in plan.drafters if num_running <= self._disable_by_batch_size.get(name, num_running)]
+        if num_tokens > 1 or not request.num_output_tokens:
+            allowed = [name for name in allowed if name == plan.free]
+        if not allowed:
+            return None
+        behind = {name: self._drafting.rows_behind(name, request) for name in allowed if name != plan.free}
+        free = plan.free if plan.free in allowed else None
+        most = min(max(plan.most[name] for name in allowed), remaining - 1)
+        return Wish(request.id, most, free, behind, remaining)
+
+    # The station.
+
+    def propose(self, turns: Sequence[Turn], free_rows: int, num_running: int) -> list[Draft]:
+        """One draft per turn, empty where none is wanted or offered.
+
+        Args:
+            turns: of the step.
+            free_rows: rows of the step that nobody uses: a drafter that is behind may compute as many.
+            num_running: requests that run.
+        """
+        drafts = [NO_DRAFT] * len(turns)
+        self._offers, self._calls, self._accepted = {}, [], {}
+        wishes: dict[int, Wish] = {}
+        for index, turn in enumerate(turns):
+            if turn.num_draft_tokens:
+                wish = self._wish(turn.request, turn.num_tokens, num_running)
+                if wish is not None:
+                    wishes[index] = wish
+        if not wishes:
+            return drafts
+        other_rows = sum(turn.num_tokens for turn in turns) - len(wishes)
+        self._look_up(turns, wishes, drafts)
+        offers = [self._offers.get(turns[index].request.id) for index in wishes]
+        allotments = self.controller.allot(list(wishes.values()), offers, other_rows)
+        asked: dict[str, dict[int, int]] = defaultdict(dict)
+        for index, allotment in zip(wishes, allotments, strict=True):
+            request = turns[index].request
+            drafts[index] = self._cut(drafts[index], request, allotment.keep)
+            if allotment.drafter is not None:
+                most = min(allotment.num_tokens, turns[index].num_draft_tokens, request.plan.most[allotment.drafter])
+                if most > 0:
+                    asked[allotment.drafter][index] = most
+        for name, wanted in asked.items():
+            self._compute(name, turns, wanted, free_rows // len(asked), drafts)
+        if asked:
+            self._keep(turns, drafts, other_rows)
+        return drafts
+
+    def _look_up(self, turns: Sequence[Turn], wishes: Mapping[int, Wish], drafts: list[Draft]) -> None:
+        """Asks whoever answers at once: grammars that prescribe text, and free drafters."""
+        groups: dict[str, list[int]] = defaultdict(list)
+        for index, wish in wishes.items():
+            drafts[index] = self._drafting.forced(turns[index])
+            if drafts[index]:
+                self._offer(turns[index].request, _GRAMMAR, drafts[index])
+            elif wish.free is not None:
+                groups[wish.free].append(index)
+        for name, indices in groups.items():
+            asked = [turns[index] for index in indices]
+            wanted = [min(turn.num_draft_tokens, turn.request.plan.most[name]) for turn in asked]
+            for index, draft in zip(indices, self._drafting.propose(name, asked, wanted, 0), strict=True):
+                drafts[index] = draft
+                self._offer(turns[index].request, name, draft)
+
+    def _compute(
+        self, name: str, turns: Sequence[Turn], wanted: Mapping[int, int], free_rows: int, drafts: list[Draft]
+    ) -> None:
+        """Asks a computing drafter. One that is behind may spend the rows granted to its drafts, and unused ones."""
+        behind = sum(self._drafting.rows_behind(name, turns[index].request) for index in wanted)
+        budget = free_rows + sum(wanted.values())
+        asked = [turns[index] for index in wanted]
+        began = time.perf_counter()
+        proposed = self._drafting.propose(name, asked, list(wanted.values()), budget)
+        seconds = time.perf_counter() - began
+        for index, draft in zip(wanted, proposed, strict=True):
+            drafts[index] = draft
+            self._offer(turns[index].request, name, draft)
+        rounds = max(map(len, proposed), default=0)
+        self._calls.append(DraftCall(name, len(wanted), rounds, min(behind, budget), seconds))
+
+    def _keep(self, turns: Sequence[Turn], drafts: list[Draft], other_rows: int) -> None:
+        """Lets the controller look at all drafts together."""
+        there = [index for index, draft in enumerate(drafts) if draft]
+        offers = [self._offers[turns[index].request.id] for index in there]
+        for index, most in zip(there, self.controller.keep(offers, other_rows), strict=True):
+            drafts[index] = self._cut(drafts[index], turns[index].request, most)
+
+    def _offer(self, request: Request, drafter: str, draft: Draft) -> None:
+        if draft:
+            fixed = request.plan.verification != "coupled" and draft.probabilities is not None
+            self._offers[request.id] = Offer(request.id, drafter, len(draft), draft.confidence, fixed)
+
+    def _cut(self, draft: Draft, request: Request, most: int) -> Draft:
+        """The first `most` tokens of a draft, and of its offer."""
+        offer = self._offers.get(request.id)
+        if offer is None or len(draft) <= most:
+            return draft
+        if not most:
+            del self._offers[request.id]
+            return NO_DRAFT
+        confidence = None if offer.confidence is None else offer.confidence[:most]
+        self._offers[request.id] = Offer(request.id, offer.drafter, most, confidence, offer.fixed)
+        return shortened(draft, most)
+
+    # After the step.
+
+    def drafter_of(self, request: Request) -> str | None:
+        """Who made the draft of this step."""
+        offer = self._offers.get(request.id)
+        return None if offer is None else offer.drafter
+
+    def verified(self, blocks: Sequence[Block], verdicts: Sequence[Verdict | None]) -> None:
+        """What verification kept, be it that the text ended before."""
+        for block, verdict in zip(blocks, verdicts, strict=True):
+            if block.draft and verdict is not None:
+                self._accepted[block.turn.request.id] = len(verdict.accepted)
+
+    def observe(self, blocks: Sequence[Block], seconds: float) -> None:
+        """Tells the controller what a step did, and took, and who has gone."""
+        decoding = [block.turn.request.id for block in blocks if block.turn.reaches_end]
+        if blocks:
+            self.controller.observe(
+                StepFacts(
+                    threads=self._threads(),
+                    prefill_rows=sum(block.turn.num_tokens for block in blocks) - len(decoding),
+                    decoding=decoding,
+                    drafts=[VerifiedOffer(self._offers[index], count) for index, count in self._accepted.items()],
+                    calls=self._calls,
+                    seconds=seconds - sum(call.seconds for call in self._calls),
+                )
+            )
+        for block in blocks:
+            if block.turn.request.finish_reason:
+                self.release(block.turn.request)
+
+    def release(self, request: Request) -> None:
+        """The request has ended."""
+        self.controller.release(request.id)
