@@ -14,6 +14,7 @@ from outpace.kv.cache import KvCache
 from outpace.models.decoder import Decoder
 from outpace.params import SamplingParams, SpeculationParams
 from outpace.types import ForwardResult, Pack, Segment
+from tests.engine.chaos import ChaosController
 from tests.engine.harness import GREEDY, HOT, WARM, Job, mixed_jobs, run
 
 from .tiny import LAYERS, VOCAB, make_engine, target
@@ -62,6 +63,32 @@ def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_same_tokens_on_torch(name: str, k: int, batch: int, way: str, quantization: str) -> None:
     assert_same_tokens(name, k, batch, way, quantization)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_drafters_that_take_turns_and_drafts_that_are_cut_change_no_token(
+    batch: int, way: str, quantization: str
+) -> None:
+    """States at an exit that are kept or thrown away, draft caches that fall behind and catch up."""
+    jobs = jobs_for(batch)
+    longest = max(len(job.prompt) for job in jobs) + TOKENS
+    controller = ChaosController(batch)
+    engine = make_engine(
+        ("ngram", "draft_model", "adapter"),
+        quantization,
+        k=6,
+        rows=61 if way == "chunks" else 512,
+        max_rows=longest + 30 if way == "preempting" else 3200,
+        controller=controller,
+    )
+    results = run(engine, jobs)
+    for job, result in zip(jobs, results, strict=True):
+        assert result.outputs[0].token_ids == plain(job, quantization)
+    if batch == 8:
+        used = {name for result in results for name in result.stats.by_drafter}
+        assert used == {"ngram", "draft_model", "adapter"}
 
 
 def assert_same_tokens(name: str, k: int, batch: int, way: str, quantization: str) -> None:

@@ -15,7 +15,7 @@ from outpace.kv.cache import KvCache
 from outpace.models.adapter import BlockAdapter
 from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
-from outpace.protocols import Drafter
+from outpace.protocols import Controller, Drafter
 from tests.engine.fakes import IdVocabulary
 from tests.models.tiny_models import SIZES, DictWeights, precision
 
@@ -109,6 +109,7 @@ def make_engine(
     rows: int = 512,
     max_rows: int = 8 * CAPACITY,
     prefixes: bool = True,
+    controller: Controller | None = None,
 ) -> Engine:
     model = target(quantization)
     cache = model.new_cache(8, CAPACITY, max_rows)
@@ -122,4 +123,5 @@ def make_engine(
         num_speculative_tokens={name: k for name in names},
         max_num_batched_tokens=rows,
         enable_prefix_caching=prefixes,
+        controller=controller,
     )

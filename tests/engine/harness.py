@@ -13,7 +13,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.outputs import Piece, RequestOutput, StepOutput
 from outpace.errors import OutpaceError
 from outpace.params import SamplingDefaults, SamplingParams, SpeculationParams
-from outpace.protocols import Drafter
+from outpace.protocols import Controller, Drafter
 from outpace.sampling.choose import choose_rows
 from outpace.types import Choice
 
@@ -68,6 +68,7 @@ def make_engine(
     verification: str = "coupled",
     missing: Sequence[int] = (),
     prefixes: bool = True,
+    controller: Controller | None = None,
 ) -> Engine:
     """An engine of stand-ins; `verification` is the rule of all drafters, `prefixes` whether rows are reused."""
     return Engine(
@@ -82,6 +83,7 @@ def make_engine(
         max_num_seqs=seqs,
         max_num_batched_tokens=rows,
         enable_prefix_caching=prefixes,
+        controller=controller,
     )
 
 

@@ -48,6 +48,7 @@ class Steering:
         self._threads = threads
         self._offers: dict[int, Offer] = {}
         self._calls: list[DraftCall] = []
+        self._decoding: list[int] = []
         self._accepted: dict[int, int] = {}
 
     # For the scheduler, before rows are handed out.
@@ -190,19 +191,19 @@ class Steering:
 
     def verified(self, blocks: Sequence[Block], verdicts: Sequence[Verdict | None]) -> None:
         """What verification kept, be it that the text ended before."""
+        self._decoding = [block.turn.request.id for block in blocks if block.num_choices]
         for block, verdict in zip(blocks, verdicts, strict=True):
             if block.draft and verdict is not None:
                 self._accepted[block.turn.request.id] = len(verdict.accepted)
 
     def observe(self, blocks: Sequence[Block], seconds: float) -> None:
         """Tells the controller what a step did, and took, and who has gone."""
-        decoding = [block.turn.request.id for block in blocks if block.turn.reaches_end]
         if blocks:
             self.controller.observe(
                 StepFacts(
                     threads=self._threads(),
-                    prefill_rows=sum(block.turn.num_tokens for block in blocks) - len(decoding),
-                    decoding=decoding,
+                    prefill_rows=sum(block.turn.num_tokens for block in blocks) - len(self._decoding),
+                    decoding=self._decoding,
                     drafts=[VerifiedOffer(self._offers[index], count) for index, count in self._accepted.items()],
                     calls=self._calls,
                     seconds=seconds - sum(call.seconds for call in self._calls),

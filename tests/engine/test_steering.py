@@ -1,0 +1,142 @@
+"""Several drafters for one request, and a controller over them: whatever it decides, the tokens are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from outpace.decisions import Allotment, Offer, Wish
+from outpace.drafters.draft_model import DraftModelDrafter
+from outpace.drafters.ngram import NgramDrafter
+from outpace.engine.engine import Engine
+from outpace.params import SpeculationParams
+from outpace.protocols import Controller, Drafter
+from tests.engine.chaos import ChaosController
+from tests.engine.fakes import HistoryModel, TokenCache
+from tests.engine.harness import GREEDY, WARM, Job, make_engine, mixed_jobs, plain, run
+
+V = 24
+
+
+def three(model: HistoryModel) -> dict[str, Drafter]:
+    """One that looks things up, and two that compute, one of them better than the other."""
+    good, bad = (HistoryModel(V, order=model.order, errors=errors) for errors in (0.2, 0.7))
+    worse = DraftModelDrafter(bad, TokenCache(), max_model_len=512)
+    worse.name = "worse"  # type: ignore[misc]
+    return {
+        "ngram": NgramDrafter(1, 4),
+        "draft_model": DraftModelDrafter(good, TokenCache(), max_model_len=512),
+        "worse": worse,
+    }
+
+
+def engine_of(controller: Controller | None, **options: object) -> Engine:
+    model = HistoryModel(V)
+    return make_engine(model, TokenCache(), three(model), controller=controller, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [512, 13], ids=["one pass", "chunks"])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_decision_changes_a_token(seed: int, batch: int, rows: int) -> None:
+    model = HistoryModel(V)
+    jobs = mixed_jobs(batch, V, seed=seed)
+    longest = max(len(job.prompt) for job in jobs) + 40
+    cache = TokenCache(max_rows=longest + 30 if seed == 3 else 4096)  # the last one preempts
+    controller = ChaosController(seed)
+    engine = make_engine(model, cache, three(model), k=6, rows=rows, controller=controller)
+    results = run(engine, jobs)
+    for job, result in zip(jobs, results, strict=True):
+        assert result.outputs[0].token_ids == plain(model, job)
+    assert set(controller.chosen) >= {"ngram", "draft_model", "worse"} or batch == 1
+    assert not controller.known, "requests that have gone are not forgotten"
+    told = {
+        name: (sum(c.draft_tokens for c in found), sum(c.accepted_tokens for c in found))
+        for name, found in (
+            (name, [r.stats.by_drafter[name] for r in results if name in r.stats.by_drafter]) for name in three(model)
+        )
+    }
+    seen = [draft for facts in controller.facts for draft in facts.drafts]
+    for name, (drafted, accepted) in told.items():
+        mine = [draft for draft in seen if draft.offer.drafter == name]
+        assert sum(draft.offer.num_tokens for draft in mine) == drafted
+        assert sum(draft.num_accepted for draft in mine) >= accepted  # a text may end within what was accepted
+    assert sum(result.stats.draft_tokens for result in results) == sum(drafted for drafted, _ in told.values())
+
+
+@pytest.mark.parametrize("verification", ["standard", "block"])
+def test_rejection_sampling_under_any_decision_ends_and_keeps_its_books(verification: str) -> None:
+    """Its laws are tested elsewhere; here, that what was drawn to be verified is never cut."""
+    model = HistoryModel(V)
+    jobs = mixed_jobs(5, V, seed=1)
+    engine = make_engine(
+        model, TokenCache(), three(model), k=5, controller=ChaosController(1), verification=verification
+    )
+    for job, result in zip(jobs, run(engine, jobs), strict=True):
+        if job.params.temperature == 0:
+            assert result.outputs[0].token_ids == plain(model, job)
+
+
+def test_the_free_drafter_goes_first_and_the_others_help_where_it_has_nothing() -> None:
+    engine = engine_of(None)
+    (result,) = run(engine, [Job([1, 2, 3], replace(GREEDY, max_tokens=60))])
+    drafted = {name: counts.drafts for name, counts in result.stats.by_drafter.items()}
+    assert set(drafted) == {"ngram", "draft_model"}
+    assert sum(drafted.values()) == result.stats.drafts
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "worse"])
+def test_a_request_that_names_a_drafter_gets_that_alone(method: str) -> None:
+    engine = engine_of(None)
+    jobs = [Job([1, 2, 3], WARM, SpeculationParams(method=method)), Job([4, 5, 6], WARM)]
+    named, _ = run(engine, jobs)
+    assert set(named.stats.by_drafter) == {method}
+
+
+def test_rules_of_verification_are_not_mixed_in_one_request() -> None:
+    model = HistoryModel(V)
+    engine = make_engine(model, TokenCache(), three(model))
+    engine.drafting._verification.update(ngram="coupled", draft_model="block", worse="coupled")
+    plan = engine.prepare([1, 2], WARM).plan
+    assert (plan.free, plan.computing, plan.verification) == ("ngram", ("worse",), "coupled")
+    plan = engine.prepare([1, 2], WARM, SpeculationParams(method="draft_model")).plan
+    assert (plan.free, plan.computing, plan.verification) == (None, ("draft_model",), "block")
+
+
+def test_a_ceiling_of_zero_reserves_nothing_and_asks_nobody() -> None:
+    class Off(ChaosController):
+        def ceilings(self, wishes: Sequence[Wish], other_rows: int) -> list[int]:
+            return [0] * len(wishes)
+
+        def allot(self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int) -> list[Allotment]:
+            # only requests whose last prompt rows are computed in this step, which had no ceiling
+            assert all(offer is None or offer.drafter == "ngram" for offer in offers)
+            return [Allotment() for _ in wishes]
+
+    model = HistoryModel(V)
+    jobs = mixed_jobs(4, V, seed=2)
+    results = run(make_engine(model, TokenCache(), three(model), controller=Off()), jobs)
+    for job, result in zip(jobs, results, strict=True):
+        assert result.outputs[0].token_ids == plain(model, job)
+        assert result.stats.drafts == 0
+
+
+def test_how_far_a_drafter_is_behind() -> None:
+    """A prompt at first; the tokens that others drafted later."""
+    behind: list[dict[str, int]] = []
+
+    class Watching(ChaosController):
+        def allot(self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int) -> list[Allotment]:
+            behind.append(dict(wishes[0].computing))
+            return [Allotment(drafter="draft_model" if len(behind) in (3, 4) else None, num_tokens=1) for _ in wishes]
+
+        def keep(self, offers: Sequence[Offer], other_rows: int) -> list[int]:
+            return [0] * len(offers)
+
+    model = HistoryModel(V)
+    engine = make_engine(model, TokenCache(), {"draft_model": three(model)["draft_model"]}, controller=Watching())
+    run(engine, [Job(list(range(10)), replace(GREEDY, max_tokens=8))])
+    # ten rows of the prompt, one more a step; then caught up, so one row a step is computed as it drafts
+    assert [found["draft_model"] for found in behind] == [10, 11, 12, 0, 0, 1]
