@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Allotment", "DraftCall", "Offer", "StepFacts", "VerifiedOffer", "Wish"]
+__all__ = [
+    "Allotment",
+    "ControlReport",
+    "DraftCall",
+    "DrafterReport",
+    "Offer",
+    "StepFacts",
+    "VerifiedOffer",
+    "Wish",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +28,7 @@ class Wish:
 
     Args:
         request_id: unique in the engine.
-        most: most draft tokens in this step, at least 1: the setting, and what is left of the text.
+        most: most draft tokens in this step: the setting, what is left of the text, and the rows that can be had.
         free: name of its free drafter, which is asked before `allot`; None if it has none.
         computing: names of its computing drafters, each with the rows it has to compute before it can draft.
         remaining: most tokens still to come.
@@ -95,7 +104,8 @@ class VerifiedOffer:
 
     Args:
         offer: as it was verified, cut.
-        num_accepted: tokens kept by verification.
+        num_accepted: tokens that verification kept, also those behind the end of a text. The one after them, if there
+            is one, was rejected.
     """
 
     offer: Offer
@@ -109,7 +119,7 @@ class StepFacts:
     Args:
         threads: that computed it.
         prefill_rows: rows of prompts, and of requests that are computed again.
-        decoding: ids of the requests that were decoding, one row each, drafted for or not.
+        decoding: ids of the requests that were decoding, one row each and at least one token, drafted for or not.
         drafts: of those that had a draft verified.
         calls: of computing drafters.
         seconds: of the whole step without the calls: choosing and verifying included.
@@ -126,3 +136,50 @@ class StepFacts:
     def rows(self) -> int:
         """Rows of the target."""
         return self.prefill_rows + len(self.decoding) + sum(seen.offer.num_tokens for seen in self.drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterReport:
+    """What one drafter brought and cost since the start. Predictions are those made when it was decided to draft.
+
+    Args:
+        drafter: its name.
+        drafts: that were verified.
+        tokens: in them.
+        expected_accepted: tokens that were expected to be kept.
+        accepted: tokens that were.
+        drafting_seconds: in its calls; 0 for one that only looks things up.
+        verifying_seconds: of the steps with its drafts, beyond what they would have taken without drafts.
+        expected_gain: tokens per second over the plain rate, as predicted for the steps with its drafts; None if
+            there were none.
+        gain: the same as it came; the plain rate is still a prediction.
+        off: why it is not asked now, in one sentence with numbers; None if it is.
+    """
+
+    drafter: str
+    drafts: int
+    tokens: int
+    expected_accepted: float
+    accepted: int
+    drafting_seconds: float
+    verifying_seconds: float
+    expected_gain: float | None
+    gain: float | None
+    off: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlReport:
+    """What a controller did since the start.
+
+    Args:
+        drafters: by name.
+        steps: with decoding requests.
+        seconds: of these steps, drafting included.
+        probing_seconds: of these, the price of trying again what seemed not to pay, as predicted.
+    """
+
+    drafters: Mapping[str, DrafterReport]
+    steps: int
+    seconds: float
+    probing_seconds: float

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outpace.decisions import Allotment, Offer, StepFacts, Wish
+from outpace.decisions import Allotment, ControlReport, Offer, StepFacts, Wish
 from outpace.structured import StructuredOutputs
 from outpace.types import Ask, Draft, ForwardResult, Observation, Pack, Segment
 
@@ -287,28 +287,53 @@ class Drafter(Protocol):
 class Controller(Protocol):
     """Decides who drafts how much, so that tokens come as fast as they can. What it decides never changes a token.
 
-    In every step with decoding requests: ceilings, allot, keep (if somebody computed), observe.
+    In every step with decoding requests: ceilings, allot, keep (if somebody computed), observe. A step may end early
+    (a fault, nobody to draft for): calls that are left out are no error.
     """
 
-    def ceilings(self, wishes: Sequence[Wish], other_rows: int) -> list[int]:
+    def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:
         """Most draft tokens that can pay in this step, 0 to `most`, for every wish.
 
         Args:
-            wishes: of all decoding requests that may be drafted for.
-            other_rows: rows of the step that are not theirs: prompts, and decoding requests without drafters.
+            wishes: of all decoding requests that may be drafted for; each has one row that needs no draft.
+            other_rows: rows of the step that are not theirs: prompts, and decoding requests without drafters. As far
+                as they are known by now: what they are in the end is told to `allot` and `keep`.
+            other_decoding: how many of the other rows are those of decoding requests.
         """
         ...
 
-    def allot(self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int) -> list[Allotment]:
-        """What is done for every wish, now that its free drafter has been asked; None where that has nothing."""
+    def allot(
+        self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
+    ) -> list[Allotment]:
+        """What is done for every wish, now that its free drafter has been asked; None where that has nothing.
+
+        Args:
+            wishes: as before, with `most` lowered to the rows that could be had; 0 is allowed.
+            offers: of the free drafters, one a wish.
+            other_rows: rows of the step that are not theirs.
+            other_decoding: how many of the other rows are those of decoding requests.
+        """
         ...
 
-    def keep(self, offers: Sequence[Offer], other_rows: int) -> list[int]:
-        """How many tokens of every draft are verified, now that all are there; 0 for a draft that is not worth it."""
+    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[int]:
+        """How many tokens of every draft are verified, now that all are there; 0 for a draft that is not worth it.
+
+        Args:
+            offers: every draft at hand, also the ones of free drafters, as `allot` cut them; one a request.
+            other_rows: rows of the step that are not theirs, the rows of requests without an offer included.
+            other_decoding: how many of the other rows are those of decoding requests.
+        """
         ...
 
     def calibrated(self, request_id: int, drafter: str, position: int, confidence: float) -> float:
-        """The chance that a draft token is kept if those before it are, from what the drafter says of it."""
+        """The chance that a draft token is kept if those before it are, from what the drafter says of it.
+
+        Args:
+            request_id: whose draft.
+            drafter: who makes it.
+            position: of the token in the draft, from 0.
+            confidence: the drafter's own estimate, 0 to 1.
+        """
         ...
 
     def observe(self, facts: StepFacts) -> None:
@@ -317,4 +342,8 @@ class Controller(Protocol):
 
     def release(self, request_id: int) -> None:
         """The request is gone; unknown ids are ignored."""
+        ...
+
+    def report(self) -> ControlReport:
+        """What drafts brought and cost since the start, and why nobody is drafted for where that is so."""
         ...
