@@ -9,7 +9,7 @@ positions computed in one pass), H is the hidden size, V the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -169,6 +169,10 @@ class Ask:
         rules: the request's rules, for drafters that draw; None for none.
         coupled: draft tokens are to be drawn with the target's own noise. Otherwise they are drawn with noise of their
             own, and the draft has to carry the probabilities they were drawn with.
+        stop_below: a draft that is this unlikely to be kept as a whole need not grow further: the product of `chance`
+            over its tokens. 0 for never.
+        chance: (position in the draft, the drafter's own confidence in the token there) -> chance that it is kept if
+            those before it are.
     """
 
     request_id: int
@@ -180,6 +184,8 @@ class Ask:
     lane: int
     rules: Rules | None = None
     coupled: bool = True
+    stop_below: float = 0.0
+    chance: Callable[[int, float], float] | None = None
 
     def choice(self, path: Sequence[int]) -> Choice:
         """How the draft token after `path` is drawn, `path` being the draft so far."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from outpace.decisions import Allotment, Offer, StepFacts, Wish
+from outpace.decisions import Allotment, ControlReport, Offer, StepFacts, Wish
 
 __all__ = ["ChaosController"]
 
@@ -25,15 +25,17 @@ class ChaosController:
         self.chosen: dict[str | None, int] = {}
         self.facts: list[StepFacts] = []
 
-    def ceilings(self, wishes: Sequence[Wish], other_rows: int) -> list[int]:
-        assert other_rows >= 0 and wishes
+    def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:
+        assert other_rows >= other_decoding >= 0 and wishes
         for wish in wishes:
             assert wish.most >= 1 and wish.remaining > wish.most and (wish.free or wish.computing)
             assert all(rows >= 0 for rows in wish.computing.values())
         return [self._up_to(wish.most) if self._random.random() < 0.3 else wish.most for wish in wishes]
 
-    def allot(self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int) -> list[Allotment]:
-        assert other_rows >= 0
+    def allot(
+        self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
+    ) -> list[Allotment]:
+        assert other_rows >= other_decoding >= 0
         self._kept = {}
         return [self._allotment(wish, offer) for wish, offer in zip(wishes, offers, strict=True)]
 
@@ -50,7 +52,8 @@ class ChaosController:
         self._kept[wish.request_id] = keep
         return Allotment(keep=keep)
 
-    def keep(self, offers: Sequence[Offer], other_rows: int) -> list[int]:
+    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[int]:
+        assert other_rows >= other_decoding >= 0
         for offer in offers:
             assert offer.num_tokens >= 1 and offer.num_tokens <= self._kept.get(offer.request_id, offer.num_tokens)
             assert offer.confidence is None or len(offer.confidence) == offer.num_tokens
@@ -69,6 +72,9 @@ class ChaosController:
 
     def release(self, request_id: int) -> None:
         self.known.discard(request_id)
+
+    def report(self) -> ControlReport:
+        return ControlReport({}, len(self.facts), 0.0, 0.0)
 
     def _up_to(self, most: int) -> int:
         return self._random.randint(0, most)

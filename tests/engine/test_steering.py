@@ -107,10 +107,12 @@ def test_rules_of_verification_are_not_mixed_in_one_request() -> None:
 
 def test_a_ceiling_of_zero_reserves_nothing_and_asks_nobody() -> None:
     class Off(ChaosController):
-        def ceilings(self, wishes: Sequence[Wish], other_rows: int) -> list[int]:
+        def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:
             return [0] * len(wishes)
 
-        def allot(self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int) -> list[Allotment]:
+        def allot(
+            self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
+        ) -> list[Allotment]:
             # only requests whose last prompt rows are computed in this step, which had no ceiling
             assert all(offer is None or offer.drafter == "ngram" for offer in offers)
             return [Allotment() for _ in wishes]
@@ -128,11 +130,13 @@ def test_how_far_a_drafter_is_behind() -> None:
     behind: list[dict[str, int]] = []
 
     class Watching(ChaosController):
-        def allot(self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int) -> list[Allotment]:
+        def allot(
+            self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
+        ) -> list[Allotment]:
             behind.append(dict(wishes[0].computing))
             return [Allotment(drafter="draft_model" if len(behind) in (3, 4) else None, num_tokens=1) for _ in wishes]
 
-        def keep(self, offers: Sequence[Offer], other_rows: int) -> list[int]:
+        def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[int]:
             return [0] * len(offers)
 
     model = HistoryModel(V)

@@ -94,7 +94,7 @@ class DraftModelDrafter:
         growths = [g for ask in asks if (g := self._begin(ask)) is not None]
         active = self._catch_up(growths, row_budget)
         while active:
-            active = [g for g in extend(active, self._forward(active)) if len(g.ids) < g.limit]
+            active = [g for g in extend(active, self._forward(active)) if len(g.ids) < g.limit and g.is_worth_more]
             for growth in active:
                 growth.rows = growth.ids[-1:]
         drafts = {growth.ask.request_id: growth.draft("draft model") for growth in growths}

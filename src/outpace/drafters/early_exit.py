@@ -122,7 +122,7 @@ class EarlyExitDrafter:
         while active:
             self._run_lower_layers(active)
             drawn = extend(active, self._exit_logits(active))
-            active = [g for g in drawn if len(g.ids) < g.ask.num_draft_tokens]
+            active = [g for g in drawn if len(g.ids) < g.ask.num_draft_tokens and g.is_worth_more]
         return [self._draft(g) for g in growths]
 
     def release(self, request_id: int) -> None:

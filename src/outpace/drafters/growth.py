@@ -30,18 +30,34 @@ class Growth:
         ask: what it is made for.
         ids: draft tokens so far.
         laws: [V] the law of each of them, float64; none under the coupled rule.
+        confidence: the probability its own model gives each of them, before temperature and filters.
+        survival: the chance that all of them are kept, as far as the one who asks can tell; 1 if nobody wants to know.
     """
 
     ask: Ask
     ids: list[int] = field(default_factory=list)
     laws: list[NDArray[np.float64]] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    survival: float = 1.0
+
+    @property
+    def is_worth_more(self) -> bool:
+        """Whether another token can pay."""
+        return self.survival >= self.ask.stop_below
+
+    def push(self, token: int, confidence: float) -> None:
+        """Adds a token."""
+        if self.ask.chance is not None:
+            self.survival *= self.ask.chance(len(self.ids), confidence)
+        self.ids.append(token)
+        self.confidence.append(confidence)
 
     def draft(self, source: str, resume: Resume | None = None) -> Draft:
         """The finished chain; empty if no token was drawn."""
         if not self.ids:
             return Draft()
         probabilities = None if self.ask.coupled else torch.from_numpy(np.stack(self.laws))
-        return Draft.chain(self.ids, source, probabilities=probabilities, resume=resume)
+        return Draft.chain(self.ids, source, probabilities=probabilities, confidence=self.confidence, resume=resume)
 
 
 _Growth = TypeVar("_Growth", bound=Growth)
@@ -60,6 +76,16 @@ def extend(growths: Sequence[_Growth], logits: torch.Tensor) -> list[_Growth]:
     laws = law_rows(logits[own], [choices[row] for row in own]).rows if own else ()
     for row, law in zip(own, laws, strict=True):
         growths[row].laws.append(law)
-    for row in drawn:
-        growths[row].ids.append(tokens[row])
+    for row, confidence in zip(drawn, _probabilities(logits, drawn, tokens), strict=True):
+        growths[row].push(tokens[row], confidence)
     return [growths[row] for row in drawn]
+
+
+def _probabilities(logits: torch.Tensor, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """What the model itself gives the tokens drawn at these rows of logits [R, V]."""
+    if not rows:
+        return []
+    wanted = logits if len(rows) == logits.shape[0] else logits[list(rows)]
+    picked = wanted[torch.arange(len(rows)), torch.tensor([tokens[row] for row in rows])]
+    found: list[float] = (picked - wanted.logsumexp(dim=1)).exp().tolist()
+    return found

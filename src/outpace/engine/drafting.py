@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from outpace.engine.pack import Block
@@ -16,7 +16,7 @@ from outpace.protocols import Drafter
 from outpace.types import Ask, Draft, ForwardResult, Observation
 from outpace.verify.clean import clean_draft, principal_chain
 
-__all__ = ["NO_DRAFT", "Drafting", "shortened"]
+__all__ = ["NO_DRAFT", "Drafting", "ask_for", "shortened"]
 
 NO_DRAFT = Draft()
 
@@ -96,22 +96,21 @@ class Drafting:
             return len(request.token_ids) - 1
         return self.drafters[name].rows_behind(request.id, len(request.token_ids))
 
-    def propose(self, name: str, turns: Sequence[Turn], wanted: Sequence[int], row_budget: int) -> list[Draft]:
+    def propose(self, name: str, asks: Sequence[Ask], turns: Sequence[Turn], row_budget: int) -> list[Draft]:
         """One draft per turn by one drafter, cut to what is legal and was asked for.
 
         Args:
             name: of the drafter.
+            asks: see `ask_for`, one a turn.
             turns: with rows granted to their drafts.
-            wanted: most tokens for each, at least 1.
             row_budget: rows a drafter that is behind may compute beside its drafts.
         """
-        asks = [_ask(turn, most) for turn, most in zip(turns, wanted, strict=True)]
         proposed = self.drafters[name].propose(asks, row_budget)
         takes_states = self.drafters[name].needs.target_rows
         drafts = []
-        for draft, turn, most in zip(proposed, turns, wanted, strict=True):
+        for draft, ask, turn in zip(proposed, asks, turns, strict=True):
             own = draft if takes_states or draft.resume is None else replace(draft, resume=None)
-            drafts.append(self._legal(own, turn.request, most))
+            drafts.append(self._legal(own, turn.request, ask.num_draft_tokens))
         return drafts
 
     def forced(self, turn: Turn) -> Draft:
@@ -179,17 +178,28 @@ def shortened(draft: Draft, limit: int) -> Draft:
     )
 
 
-def _ask(turn: Turn, most: int) -> Ask:
-    request = turn.request
+def ask_for(
+    request: Request,
+    num_draft_tokens: int,
+    stop_below: float = 0.0,
+    chance: Callable[[int, float], float] | None = None,
+) -> Ask:
+    """What a drafter is asked for one request, which has a lane; see `Ask`.
+
+    How long a draft gets may not depend on what was drawn where rejection sampling is to see all of it.
+    """
+    coupled = request.plan.verification == "coupled"
     assert request.lane is not None
     return Ask(
         request_id=request.id,
         token_ids=request.token_ids,
-        num_draft_tokens=most,
+        num_draft_tokens=num_draft_tokens,
         params=request.params,
         seed=request.seed,
         number=request.number,
         lane=request.lane,
         rules=request.rules,
-        coupled=request.plan.verification == "coupled",
+        coupled=coupled,
+        stop_below=stop_below if coupled else 0.0,
+        chance=chance if coupled and stop_below else None,
     )

@@ -10,14 +10,16 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
-from outpace.decisions import DraftCall, Offer, StepFacts, VerifiedOffer, Wish
-from outpace.engine.drafting import NO_DRAFT, Drafting, shortened
+from outpace.decisions import Allotment, DraftCall, Offer, StepFacts, VerifiedOffer, Wish
+from outpace.engine.drafting import NO_DRAFT, Drafting, ask_for, shortened
 from outpace.engine.pack import Block
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Turn
 from outpace.protocols import Controller
-from outpace.types import Draft, Verdict
+from outpace.types import Ask, Draft, Verdict
 
 __all__ = ["Steering"]
 
@@ -64,7 +66,7 @@ class Steering:
         wishes = {r: wish for r in requests if (wish := self._wish(r, 1, num_running)) is not None}
         if wishes:
             others = len(requests) - len(wishes)
-            found = self.controller.ceilings(list(wishes.values()), others)
+            found = self.controller.ceilings(list(wishes.values()), others, others)
             ceilings.update(zip(wishes, found, strict=True))
         return ceilings
 
@@ -105,25 +107,24 @@ class Steering:
             if turn.num_draft_tokens:
                 wish = self._wish(turn.request, turn.num_tokens, num_running)
                 if wish is not None:
-                    wishes[index] = wish
+                    wishes[index] = replace(wish, most=min(wish.most, turn.num_draft_tokens))
         if not wishes:
             return drafts
         other_rows = sum(turn.num_tokens for turn in turns) - len(wishes)
+        other_decoding = sum(turn.reaches_end for turn in turns) - len(wishes)
         self._look_up(turns, wishes, drafts)
         offers = [self._offers.get(turns[index].request.id) for index in wishes]
-        allotments = self.controller.allot(list(wishes.values()), offers, other_rows)
-        asked: dict[str, dict[int, int]] = defaultdict(dict)
+        allotments = self.controller.allot(list(wishes.values()), offers, other_rows, other_decoding)
+        asked: dict[str, dict[int, Ask]] = defaultdict(dict)
         for index, allotment in zip(wishes, allotments, strict=True):
             request = turns[index].request
             drafts[index] = self._cut(drafts[index], request, allotment.keep)
-            if allotment.drafter is not None:
-                most = min(allotment.num_tokens, turns[index].num_draft_tokens, request.plan.most[allotment.drafter])
-                if most > 0:
-                    asked[allotment.drafter][index] = most
-        for name, wanted in asked.items():
-            self._compute(name, turns, wanted, free_rows // len(asked), drafts)
+            if allotment.drafter is not None and allotment.num_tokens > 0:
+                asked[allotment.drafter][index] = self._ask(turns[index], allotment.drafter, allotment)
+        for name, asks in asked.items():
+            self._compute(name, turns, asks, free_rows // len(asked), drafts)
         if asked:
-            self._keep(turns, drafts, other_rows)
+            self._keep(turns, drafts)
         return drafts
 
     def _look_up(self, turns: Sequence[Turn], wishes: Mapping[int, Wish], drafts: list[Draft]) -> None:
@@ -137,32 +138,39 @@ class Steering:
                 groups[wish.free].append(index)
         for name, indices in groups.items():
             asked = [turns[index] for index in indices]
-            wanted = [min(turn.num_draft_tokens, turn.request.plan.most[name]) for turn in asked]
-            for index, draft in zip(indices, self._drafting.propose(name, asked, wanted, 0), strict=True):
+            asks = [ask_for(t.request, min(t.num_draft_tokens, t.request.plan.most[name])) for t in asked]
+            for index, draft in zip(indices, self._drafting.propose(name, asks, asked, 0), strict=True):
                 drafts[index] = draft
                 self._offer(turns[index].request, name, draft)
 
+    def _ask(self, turn: Turn, drafter: str, allotment: Allotment) -> Ask:
+        most = min(allotment.num_tokens, turn.num_draft_tokens, turn.request.plan.most[drafter])
+        chance = partial(self.controller.calibrated, turn.request.id, drafter)
+        return ask_for(turn.request, most, allotment.stop_below, chance)
+
     def _compute(
-        self, name: str, turns: Sequence[Turn], wanted: Mapping[int, int], free_rows: int, drafts: list[Draft]
+        self, name: str, turns: Sequence[Turn], asks: Mapping[int, Ask], free_rows: int, drafts: list[Draft]
     ) -> None:
         """Asks a computing drafter. One that is behind may spend the rows granted to its drafts, and unused ones."""
-        behind = sum(self._drafting.rows_behind(name, turns[index].request) for index in wanted)
-        budget = free_rows + sum(wanted.values())
-        asked = [turns[index] for index in wanted]
+        behind = sum(self._drafting.rows_behind(name, turns[index].request) for index in asks)
+        budget = free_rows + sum(ask.num_draft_tokens for ask in asks.values())
+        asked = [turns[index] for index in asks]
         began = time.perf_counter()
-        proposed = self._drafting.propose(name, asked, list(wanted.values()), budget)
+        proposed = self._drafting.propose(name, list(asks.values()), asked, budget)
         seconds = time.perf_counter() - began
-        for index, draft in zip(wanted, proposed, strict=True):
+        for index, draft in zip(asks, proposed, strict=True):
             drafts[index] = draft
             self._offer(turns[index].request, name, draft)
         rounds = max(map(len, proposed), default=0)
-        self._calls.append(DraftCall(name, len(wanted), rounds, min(behind, budget), seconds))
+        self._calls.append(DraftCall(name, len(asks), rounds, min(behind, budget), seconds))
 
-    def _keep(self, turns: Sequence[Turn], drafts: list[Draft], other_rows: int) -> None:
+    def _keep(self, turns: Sequence[Turn], drafts: list[Draft]) -> None:
         """Lets the controller look at all drafts together."""
         there = [index for index, draft in enumerate(drafts) if draft]
         offers = [self._offers[turns[index].request.id] for index in there]
-        for index, most in zip(there, self.controller.keep(offers, other_rows), strict=True):
+        other_rows = sum(turn.num_tokens for turn in turns) - len(there)
+        other_decoding = sum(turn.reaches_end for turn in turns) - len(there)
+        for index, most in zip(there, self.controller.keep(offers, other_rows, other_decoding), strict=True):
             drafts[index] = self._cut(drafts[index], turns[index].request, most)
 
     def _offer(self, request: Request, drafter: str, draft: Draft) -> None:
