@@ -1,1 +1,0 @@
-"""Decides who drafts how much: the cost of a step, the chance of acceptance, and the best use of both."""
