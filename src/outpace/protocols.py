@@ -258,8 +258,11 @@ class Drafter(Protocol):
         """Memory this drafter holds beside the target: weights, caches, indices."""
         ...
 
-    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
-        """A request begins, or begins again after preemption, with these committed tokens."""
+    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int, *, tenant: str = "") -> None:
+        """A request begins, or begins again after preemption, with these committed tokens.
+
+        Nothing of a tenant's text may enter drafts for another; "" is a tenant like any other.
+        """
         ...
 
     def observe(self, observations: Sequence[Observation]) -> None:

@@ -70,7 +70,7 @@ class DraftModelDrafter:
     def memory_bytes(self) -> int:
         return self._weight_bytes + self._cache.bytes_in_use
 
-    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int, *, tenant: str = "") -> None:
         lane = self._cache.allocate()
         self._states[request_id] = None if lane is None else _State(lane)
 

@@ -89,7 +89,7 @@ class EarlyExitDrafter:
     def memory_bytes(self) -> int:
         return 0 if self._adapter is None else self._adapter.weight_bytes + self._adapter.cache.bytes_in_use
 
-    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int, *, tenant: str = "") -> None:
         lane = None if self._adapter is None else self._adapter.cache.allocate()
         self._states[request_id] = None if lane is None else _State(lane)
 

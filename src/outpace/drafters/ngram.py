@@ -101,7 +101,7 @@ class NgramDrafter:
     def memory_bytes(self) -> int:
         return sum(len(i.newest) * BYTES_PER_KEY + len(i.previous) * 4 for i in self._indices.values())
 
-    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int, *, tenant: str = "") -> None:
         self._indices[request_id] = NgramIndex(self._shortest, self._longest)
         self._prompt_lengths[request_id] = num_prompt_tokens
 

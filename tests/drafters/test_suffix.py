@@ -1,0 +1,193 @@
+"""Drafts from a request's own text and from past outputs: what is proposed, how much, and who sees whose text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from outpace.drafters.suffix import SuffixDrafter
+from outpace.drafters.suffix_pool import OutputPool
+from outpace.errors import InvalidParameter
+from outpace.params import SamplingParams
+from outpace.types import Ask, Draft, Observation
+
+
+def ask(tokens: Sequence[int], k: int, request_id: int = 0) -> Ask:
+    return Ask(request_id, tokens, k, SamplingParams(), 0, 0, 0)
+
+
+def propose(
+    tokens: Sequence[int],
+    *,
+    k: int = 4,
+    shortest: int = 2,
+    factor: float = 4.0,
+    offset: float = 0.0,
+    prompt: int | None = None,
+) -> Draft:
+    drafter = SuffixDrafter(shortest=shortest, factor=factor, offset=offset)
+    drafter.start(0, tokens, len(tokens) if prompt is None else prompt)
+    (draft,) = drafter.propose([ask(tokens, k)], 0)
+    return draft
+
+
+def observation(request_id: int, tokens: Sequence[int], num_new_tokens: int) -> Observation:
+    return Observation(request_id, tokens, num_new_tokens, Draft(), 0, 0, {})
+
+
+def answer(drafter: SuffixDrafter, request_id: int, prompt: list[int], output: list[int], tenant: str = "") -> None:
+    """A whole request: its output comes token by token, and the engine tells of it."""
+    drafter.start(request_id, prompt, len(prompt), tenant=tenant)
+    for end in range(1, len(output) + 1):
+        drafter.observe([observation(request_id, prompt + output[:end], 1)])
+    drafter.release(request_id)
+
+
+def drafted(drafter: SuffixDrafter, tokens: list[int], tenant: str = "", k: int = 4) -> Draft:
+    drafter.start(99, tokens, len(tokens), tenant=tenant)
+    (draft,) = drafter.propose([ask(tokens, k, 99)], 0)
+    drafter.release(99)
+    return draft
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ids"),
+    [
+        ([1, 2, 3, 4, 5, 1, 2], (3, 4, 5, 1)),  # what followed the last time
+        ([1, 2, 3, 9, 1, 2, 4, 9, 1, 2], (4, 9, 1, 2)),  # of equally frequent ones the newest
+        ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], (3, 8, 1, 2)),  # the more frequent one beats the newer
+        ([7, 1, 2, 3, 9, 8, 1, 2, 4, 6, 1, 2, 4, 7, 1, 2], (3, 9, 8, 1)),  # the longer match beats the more frequent
+        ([1, 2, 3, 4, 5, 6], ()),  # nothing to copy
+        ([2, 9, 2], ()),  # one token in common is too little
+        ([1], ()),
+        ([5, 5, 5], (5, 5, 5, 5)),  # a repetition goes on beyond the end of the text
+        ([1, 2, 1, 2], (1, 2, 1, 2)),
+    ],
+)
+def test_what_is_copied(tokens: list[int], ids: tuple[int, ...]) -> None:
+    assert propose(tokens).ids == ids
+
+
+def test_a_single_token_can_be_enough() -> None:
+    assert propose([2, 9, 4, 2], shortest=1).ids == (9, 4, 2, 9)
+
+
+def test_sources_tell_prompt_from_output() -> None:
+    draft = propose([1, 2, 3, 4, 8, 1, 2], prompt=3)
+    assert draft.ids == (3, 4, 8, 1)
+    assert draft.sources == ("prompt", "output", "output", "output")
+    assert draft.parents == (-1, 0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("match", "factor", "offset", "length"), [(2, 1.0, 0.0, 2), (3, 1.5, 0.0, 4), (3, 1.0, 2.0, 5), (4, 0.5, -1.0, 1)]
+)
+def test_drafts_are_as_long_as_their_match_is_good(match: int, factor: float, offset: float, length: int) -> None:
+    piece = list(range(10, 10 + match))
+    tokens = [*piece, *range(100, 150), *piece]
+    assert propose(tokens, k=20, factor=factor, offset=offset).ids == tuple(range(100, 100 + length))
+    assert len(propose(tokens, k=2, factor=factor, offset=offset)) == min(length, 2)
+
+
+def test_a_match_too_short_for_a_single_token_gives_none() -> None:
+    assert propose([1, 2, 3, 9, 1, 2], factor=0.5, offset=-1.0) == Draft()
+
+
+def test_confidence_grows_with_agreement_and_with_the_match() -> None:
+    agreed = propose([1, 2, 3, 8, 1, 2, 3, 7, 1, 2, 3, 9, 1, 2], k=1)
+    split = propose([1, 2, 3, 8, 1, 2, 3, 7, 1, 2, 4, 9, 1, 2], k=1)
+    longer = propose([6, 1, 2, 3, 8, 6, 1, 2, 3, 7, 6, 1, 2, 3, 9, 6, 1, 2], k=1)
+    chances = []
+    for draft in (split, agreed, longer):
+        assert draft.ids == (3,) and draft.confidence is not None
+        chances += draft.confidence
+    assert 0 < chances[0] < chances[1] < chances[2] < 1
+
+
+def test_drafts_are_the_same_however_the_text_came() -> None:
+    tokens = [(i * i) % 7 for i in range(300)]
+    drafter = SuffixDrafter()
+    drafter.start(0, tokens[:10], 10)
+    for end in range(10, len(tokens)):
+        if end % 3:  # not asked every time, so several tokens are new
+            (draft,) = drafter.propose([ask(tokens[:end], 3)], 0)
+            assert draft == propose(tokens[:end], k=3, factor=1.0, prompt=10)
+
+
+def test_requests_do_not_see_each_other() -> None:
+    drafter = SuffixDrafter()
+    drafter.start(0, [1, 2, 3, 4], 4)
+    drafter.start(1, [9, 1, 2], 3)
+    one, two = drafter.propose([ask([1, 2, 3, 4], 4, 0), ask([9, 1, 2], 4, 1)], 0)
+    assert one == two == Draft()
+    assert drafter.memory_bytes > 0
+    drafter.release(0)
+    assert drafted(drafter, [9, 1, 2]) == Draft()
+    drafter.release(1)
+    assert drafter.memory_bytes == 0
+    with pytest.raises(KeyError):
+        drafter.release(1)
+
+
+@pytest.mark.parametrize("settings", [{"shortest": 0}, {"factor": -1.0}, {"factor": 0.0, "offset": 0.5}])
+def test_settings_that_never_draft_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(InvalidParameter):
+        SuffixDrafter(**settings)  # type: ignore[arg-type]
+
+
+class TestWithAPool:
+    def test_past_outputs_are_drafted_from(self) -> None:
+        drafter = SuffixDrafter(pool=OutputPool(), factor=4.0)
+        answer(drafter, 0, [50, 51], [1, 2, 3, 4, 5])
+        draft = drafted(drafter, [9, 1, 2])
+        assert draft.ids == (3, 4, 5)  # and not beyond its end
+        assert set(draft.sources) == {"pool"}
+        assert draft.confidence is not None and len(draft.confidence) == 3
+
+    def test_prompts_do_not_enter(self) -> None:
+        drafter = SuffixDrafter(pool=OutputPool())
+        answer(drafter, 0, [1, 2, 3, 4, 5], [60])
+        assert drafted(drafter, [9, 1, 2]) == Draft()
+        answer(drafter, 1, [1, 2, 3], [4, 5, 6])
+        assert drafted(drafter, [2, 3, 4]) == Draft()  # a piece that begins in the prompt is none
+        assert drafted(drafter, [8, 4, 5]).ids == (6,)
+
+    def test_tenants_see_their_own_only(self) -> None:
+        drafter = SuffixDrafter(pool=OutputPool())
+        answer(drafter, 0, [50], [1, 2, 3, 4], tenant="one")
+        for other in ("", "two", "One", "one "):
+            assert drafted(drafter, [9, 1, 2], tenant=other) == Draft()
+        assert drafted(drafter, [9, 1, 2], tenant="one").ids == (3, 4)
+
+    def test_the_longer_match_wins_and_the_own_text_of_equal_ones(self) -> None:
+        drafter = SuffixDrafter(pool=OutputPool())
+        answer(drafter, 0, [50], [7, 1, 2, 3, 3])
+        assert drafted(drafter, [8, 1, 2, 4, 4, 8, 1, 2]).ids[:1] == (4,)
+        assert drafted(drafter, [6, 1, 2, 4, 4, 8, 1, 2]).ids[:1] == (4,)  # two tokens each
+        assert drafted(drafter, [6, 1, 2, 4, 4, 7, 1, 2]).ids[:1] == (3,)
+
+    def test_a_request_sees_what_ended_while_it_runs(self) -> None:
+        drafter = SuffixDrafter(pool=OutputPool())
+        drafter.start(7, [9, 1], 2)
+        tokens = [9, 1, 2]
+        assert drafter.propose([ask(tokens, 4, 7)], 0) == [Draft()]
+        answer(drafter, 0, [50], [1, 2, 3, 4])
+        assert drafter.propose([ask(tokens, 4, 7)], 0)[0].ids == (3, 4)
+
+    def test_what_a_preempted_request_had_does_not_enter_twice(self) -> None:
+        pool = OutputPool()
+        drafter = SuffixDrafter(pool=pool)
+        prompt, output = [50, 51], list(range(100, 200))
+        answer(drafter, 0, prompt, output[:60])
+        drafter.start(0, prompt + output[:61], 2)
+        drafter.observe([observation(0, prompt + output, 39)])
+        drafter.release(0)
+        assert pool.num_tokens == 61 + 71 + 1  # 32 of the first 61 tokens are there again, for context
+        assert drafted(drafter, [158, 159, 160]).ids == (161, 162, 163)
+
+    def test_without_a_pool_nothing_is_kept(self) -> None:
+        drafter = SuffixDrafter()
+        answer(drafter, 0, [50], [1, 2, 3, 4])
+        assert drafted(drafter, [9, 1, 2]) == Draft()
+        assert drafter.memory_bytes == 0
