@@ -19,6 +19,7 @@ from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.early_exit import EarlyExitDrafter
 from outpace.drafters.exit_probe import SAMPLE_TEXT, probe_exits
 from outpace.drafters.ngram import NgramDrafter
+from outpace.drafters.suffix import SuffixDrafter
 from outpace.engine.engine import Engine
 from outpace.errors import InvalidParameter, OutOfMemory, UnsupportedModel
 from outpace.kv.cache import KvCache
@@ -142,7 +143,7 @@ def build(
         OutpaceError: models cannot be found, read, run, or held in memory, or do not go together.
     """
     notify, progress = notify or log.info, progress or _no_progress
-    wanted = [item for item in speculative if item.method != "none"]
+    wanted = [part for item in speculative for part in item.parts()]
     methods = [item.method for item in wanted]
     if len(set(methods)) < len(methods):
         raise InvalidParameter(f"speculative methods {methods} are not possible: each at most once")
@@ -269,6 +270,10 @@ def _no_progress(what: str, done: int, total: int) -> None:
 # The drafters.
 
 
+def _plan_suffix(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
+    return lambda parts: (SuffixDrafter(), item)
+
+
 def _plan_ngram(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
     shortest = item.prompt_lookup_min
     assert shortest is not None
@@ -346,6 +351,7 @@ def _probed_exit(parts: _Parts, num_tokens: int) -> tuple[int, int]:
 
 
 _PLANNERS: Mapping[str, Callable[[SpeculativeConfig, Source, EngineConfig, Notify], _Maker]] = {
+    "suffix": _plan_suffix,
     "ngram": _plan_ngram,
     "draft_model": _plan_draft_model,
     "early_exit": _plan_early_exit,

@@ -9,6 +9,7 @@ from typing import Any
 
 from outpace.build import Built, Notify, Progress, build
 from outpace.config import EngineConfig, SpeculativeConfig
+from outpace.engine.engine import Engine
 from outpace.engine.outputs import RequestOutput, StepOutput, StreamChunk
 from outpace.engine.request import Request
 from outpace.errors import InvalidParameter, InvalidPrompt, OutpaceError, RequestFailed
@@ -140,6 +141,11 @@ class LLM:
         if not isinstance(messages, Sequence):
             raise InvalidPrompt(f"messages={messages!r} are not possible: give a list of them")
         return self.tokenizer.encode_chat(messages)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine itself, for measurements; requests go through `generate`, `chat` and `stream`."""
+        return self._engine
 
     @property
     def has_chat_template(self) -> bool:

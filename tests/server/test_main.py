@@ -118,7 +118,7 @@ def test_a_server_from_start_to_end(folder: Path) -> None:
     with started(*arguments, *OPTIONS, module="outpace.server") as process:
         address = process.address()
         ready = next(line for line in process.lines if "ready at" in line)
-        for part in (folder.name, "drafter ngram, at most 3 tokens", "memory: model", "cache of at most 20000 tokens"):
+        for part in (folder.name, "drafter suffix, at most 3 tokens", "memory: model", "cache of at most 20000 tokens"):
             assert part in ready
         assert sum("--tensor-parallel-size" in line for line in process.lines) == 1
         assert any("loading" in line for line in process.lines)
