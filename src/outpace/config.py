@@ -124,7 +124,8 @@ class SpeculativeConfig:
 
     @classmethod
     def parse(cls, value: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig:
-        """Reads what users write: `auto`, `suffix`, `ngram` or `[ngram]`, `self` or `self:E`, `none`, a model, a mapping.
+        """Reads what users write: `auto`, `suffix`, `ngram` or `[ngram]`, `self` or `self:E`, `none`, a model, or a
+        mapping of these fields.
 
         Raises:
             InvalidParameter: naming an unknown key or a value out of range.
@@ -212,8 +213,8 @@ class EngineConfig:
     allow_pickle: bool = _option(False, "load .bin weights, which can run code while they load")
     speculative_control: str = _option(
         "adaptive",
-        "adaptive: who drafts how much is chosen in every step, so that tokens come fastest, and num_speculative_tokens "
-        "is the most; fixed: always as much as is possible",
+        "adaptive: who drafts how much is chosen in every step, so that tokens come fastest, num_speculative_tokens "
+        "being the most; fixed: always as much as is possible",
     )
 
     def __post_init__(self) -> None:

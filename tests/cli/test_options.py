@@ -26,7 +26,8 @@ def test_every_option_reaches_its_setting(outpace) -> None:
         "--max-model-len", "100", "--max-num-seqs", "3",
         "--max-num-batched-tokens", "64", "--max-logprobs", "5",
         "--cache-tokens", "900", "--no-enable-prefix-caching", "--threads", "1", "--trust-remote-code",
-        "--allow-pickle", "--speculative-control", "fixed", "--speculative-model", "self:7", "--num-speculative-tokens", "4", "--temperature", "0.5",
+        "--allow-pickle", "--speculative-control", "fixed",
+        "--speculative-model", "self:7", "--num-speculative-tokens", "4", "--temperature", "0.5",
         "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1", "--seed", "7", "--max-tokens", "3", "--stop", "a",
         "--stop", "b",
     )  # fmt: skip

@@ -138,6 +138,9 @@ class SuffixDrafter:
             if state.matcher is not None and seen.num_new_tokens:
                 _catch_up(state, seen.token_ids)
 
+    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+        return 0
+
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
         return [self._propose(ask) for ask in asks]
 
