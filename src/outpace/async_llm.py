@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outpace.build import Built
+from outpace.decisions import ControlReport
 from outpace.engine.outputs import RequestOutput, StreamChunk
 from outpace.engine.request import Request
 from outpace.engine_thread import EngineThread, Job
@@ -207,6 +208,11 @@ class AsyncLLM:
         if self._thread.ended is not None:
             return seen.load
         return replace(seen.load, waiting=seen.load.waiting + self._sent - seen.received)
+
+    def control(self) -> ControlReport:
+        """What drafts brought so far, and who is not asked for them; may be called from any thread."""
+        seen = None if self._thread is None else self._thread.snapshot.control
+        return self.built.engine.steering.controller.report() if seen is None else seen
 
     def on_step(self, listener: Callable[[StepReport], None]) -> None:
         """From now on calls `listener` with the report of every step, in the engine's thread: it should be quick."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from outpace.build import Built, Notify, Progress, build
 from outpace.config import EngineConfig, SpeculativeConfig
+from outpace.decisions import ControlReport
 from outpace.engine.engine import Engine
 from outpace.engine.outputs import RequestOutput, StepOutput, StreamChunk
 from outpace.engine.request import Request
@@ -163,6 +164,10 @@ class LLM:
     def memory(self) -> dict[str, int]:
         """Bytes held by target, drafter and cache."""
         return self._engine.memory()
+
+    def control(self) -> ControlReport:
+        """What drafts brought and cost since the model was loaded, and why somebody is not asked for them."""
+        return self._engine.steering.controller.report()
 
     def floor_seconds(self) -> float:
         """Time in which this machine can read the weights once: no plain token comes faster at this precision."""
