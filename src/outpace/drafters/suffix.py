@@ -104,7 +104,7 @@ class SuffixDrafter:
         shortest: int = 1,
         factor: float = 2.0,
         offset: float = 2.0,
-        least_chance: float = 0.2,
+        least_chance: float = 0.3,
         pool: OutputPool | None = None,
     ) -> None:
         if shortest < 1:
