@@ -40,6 +40,7 @@ _BELONGS_TO = {
     "quantization": ("draft_model", "auto"),
     "exit_layer": ("early_exit",),
     "adapter": ("early_exit",),
+    "suffix_pool_file": ("suffix", "auto"),
 }
 
 
@@ -59,6 +60,12 @@ class SpeculativeConfig:
     prompt_lookup_max: int = _option(8, "longest n-gram looked up, in tokens (method ngram)")
     prompt_lookup_min: int | None = _option(
         None, "shortest n-gram looked up, in tokens; None: 2, or the longest if that is shorter (method ngram)"
+    )
+    suffix_decoding_max_cached_requests: int = _option(
+        0, "past outputs that drafts may be taken from, each tenant's own only; 0: none (method suffix or auto)"
+    )
+    suffix_pool_file: str | None = _option(
+        None, "file from which past outputs are read at the start, and to which a server writes them at its end"
     )
     quantization: str | None = _option(
         None, "of the draft model, as the target's option of that name; None: as the target"
@@ -85,6 +92,14 @@ class SpeculativeConfig:
         put("prompt_lookup_max", _count("prompt_lookup_max", self.prompt_lookup_max, limit))
         shortest = min(2, self.prompt_lookup_max) if self.prompt_lookup_min is None else self.prompt_lookup_min
         put("prompt_lookup_min", _count("prompt_lookup_min", shortest, self.prompt_lookup_max))
+        most = self.suffix_decoding_max_cached_requests
+        text = "an integer, 0 (off) or more"
+        name = "suffix_decoding_max_cached_requests"
+        put(name, check_integer(name, most, low=0, text=text))
+        if self.suffix_pool_file is not None and not most:
+            raise InvalidParameter(
+                "suffix_pool_file needs suffix_decoding_max_cached_requests, the number of outputs to keep: 10000, say"
+            )
         if self.exit_layer is not None:
             put("exit_layer", _count("exit_layer", self.exit_layer))
         if self.disable_by_batch_size is not None:
@@ -98,7 +113,7 @@ class SpeculativeConfig:
                 f"rejection_sample_method={self.rejection_sample_method!r} is not known; possible: "
                 f"{', '.join(VERIFICATIONS)}. Rules that change what the model says are not offered"
             )
-        for name in ("model", "adapter"):
+        for name in ("model", "adapter", "suffix_pool_file"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise InvalidParameter(f"{name}={value!r} is not possible: it must be a name or a path")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -64,6 +65,7 @@ class LLM:
         configs = _speculative_configs(speculative_config if speculative is None else speculative)
         self._built: Built = build(config, configs, front=front, notify=notify, progress=progress)
         self._engine = self._built.engine
+        weakref.finalize(self, self._built.close)  # also when the interpreter ends
         self._mail: dict[int, deque[StepOutput]] = {}
         self.tokenizer = self._built.tokenizer
 

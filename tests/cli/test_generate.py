@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from outpace.cli.main import main
+from outpace.decisions import ControlReport, DrafterReport
 from outpace.errors import CheckpointError, InvalidPrompt, ModelNotFound, OutOfMemory, UnsupportedModel
 from tests.cli.stand_in import BANNER, WORDS, Script, StandIn
 
@@ -24,8 +25,8 @@ def test_stats_say_what_the_controller_found(outpace) -> None:
     result = outpace("generate", "Hi", "--stats", llm=StandIn(Script(control=control)))
     lines = result.err.splitlines()
     assert (
-        "suffix: 1.75x of plain decoding (expected 1.50x) in its steps; 12 tokens kept (expected 12); 0.000 s drafting, "
-        "0.250 s more verifying"
+        "suffix: 1.75x of plain decoding (expected 1.50x) in its steps; 12 tokens kept (expected 12); "
+        "0.000 s drafting, 0.250 s more verifying"
     ) in lines
     assert "off now: draft_model brings 0.8 tokens for 1.3 ms" in lines
 
