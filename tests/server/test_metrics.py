@@ -173,7 +173,8 @@ def test_the_text_is_prometheus_own_format() -> None:
         *(f"outpace:{what}_total" for what in ("drafting_seconds", "verifying_seconds", "expected_accepted_tokens")),
     }
     assert {name for name, kind in types.items() if kind == "gauge"} == {
-        *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+        *("outpace:expected_gain", "outpace:gain", "outpace:drafter_off"),
     }
     assert {name for name, kind in types.items() if kind == "histogram"} == {
         *("vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"),
