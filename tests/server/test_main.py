@@ -118,7 +118,12 @@ def test_a_server_from_start_to_end(folder: Path) -> None:
     with started(*arguments, *OPTIONS, module="outpace.server") as process:
         address = process.address()
         ready = next(line for line in process.lines if "ready at" in line)
-        for part in (folder.name, "drafter suffix, at most 3 tokens", "memory: model", "cache of at most 20000 tokens"):
+        for part in (
+            folder.name,
+            "drafter suffix, at most 3 tokens",
+            "memory: model",
+            "cache of at most 20000 tokens (",
+        ):
             assert part in ready
         assert sum("--tensor-parallel-size" in line for line in process.lines) == 1
         assert any("loading" in line for line in process.lines)
@@ -192,6 +197,15 @@ def test_it_answers_without_torch(line: str) -> None:
     expected, text = WITHOUT_TORCH[line]
     assert (done.returncode, text in done.stdout + done.stderr) == (expected, True), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_chat_template_that_cannot_be_read_is_told_before_the_model_loads(folder: Path, tmp_path: Path) -> None:
+    template = tmp_path / "broken.jinja"
+    template.write_text("{{ messages[0].content }}\n{% if messages")
+    done = run(str(folder), *OPTIONS, "--chat-template", str(template))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--chat-template cannot be read: line 2: " in done.stderr
+    assert "loading" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_print_config_is_json_with_everything_in_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,5 +197,5 @@ def add_metrics(app: FastAPI, llm: AsyncLLM, model_name: str) -> Metrics:
         content, content_type = metrics.text()
         return Response(content, media_type=content_type)
 
-    app.add_api_route("/metrics", read, methods=["GET"])
+    app.add_api_route("/metrics", read, methods=["GET", "HEAD"])
     return metrics

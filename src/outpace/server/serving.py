@@ -18,8 +18,11 @@ from outpace.async_llm import AsyncLLM
 from outpace.build import Built, Notify, Progress, build
 from outpace.models.files import format_bytes
 from outpace.params import SamplingDefaults
+from outpace.protocols import Cache
 from outpace.server.app import create_app
 from outpace.server.arguments import Resolved
+from outpace.server.connections import Connection
+from outpace.server.served import check_template
 from outpace.server.settings import ServerSettings
 
 __all__ = ["build_engine", "ready_line", "serve"]
@@ -31,8 +34,11 @@ def build_engine(resolved: Resolved, notify: Notify, progress: Progress) -> Buil
     """Loads the model, with the sampling defaults that the settings ask for.
 
     Raises:
-        OutpaceError: it cannot be found, read, run or held in memory.
+        InvalidParameter: the chat template of the settings is none.
+        OutpaceError: the model cannot be found, read, run or held in memory.
     """
+    if resolved.server.chat_template is not None:
+        check_template(resolved.server.chat_template)
     built = build(resolved.engine, resolved.speculative, front="api", notify=notify, progress=progress)
     settings = resolved.server
     defaults = built.defaults if settings.generation_config == "auto" else SamplingDefaults()
@@ -55,6 +61,8 @@ async def _serve(built: Built, settings: ServerSettings, listener: socket.socket
     app = create_app(llm, settings)
     config = uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         log_config=None,
         access_log=settings.log_requests,
         root_path=settings.root_path,
@@ -120,11 +128,22 @@ def ready_line(built: Built, listener: socket.socket) -> str:
     """One line: address, model, drafter, and what memory each takes."""
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    memory = built.engine.memory()
+    memory, tokens = built.engine.memory(), built.config.cache_tokens or 0
+    cache = f"{tokens} tokens ({format_bytes(tokens * _bytes_of_a_row(built.engine.cache))})"
     return (
         f"ready at http://{address}: {built.banner()}; memory: model {format_bytes(memory['target'])}, drafter "
-        f"{format_bytes(memory['drafter'])}, a cache of at most {built.config.cache_tokens} tokens"
+        f"{format_bytes(memory['drafter'])}, a cache of at most {cache}"
     )
+
+
+def _bytes_of_a_row(cache: Cache) -> int:
+    """Memory of one token in a cache that nobody uses yet, found out by reserving one."""
+    lane = cache.allocate()
+    if lane is None or not cache.reserve(lane, 1):
+        raise AssertionError("a cache without requests has no place")
+    size = cache.bytes_in_use
+    cache.release(lane)
+    return size
 
 
 def _say(text: str) -> None:
