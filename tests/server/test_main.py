@@ -131,11 +131,17 @@ def test_a_server_from_start_to_end(folder: Path) -> None:
         second = run(str(folder), "--port", address.rpartition(":")[2])
         assert (second.returncode, second.stdout) == (1, "")
         assert "is taken by another program" in second.stderr
+        half_sent = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+        half_sent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
+        half_sent.sendall(b"Content-Length: 50\r\n\r\n{")
         with httpx.stream("POST", f"{address}/v1/completions", json=completion(100), timeout=PATIENCE) as response:
             assert response.status_code == 200
             assert tokens_of(response, lambda: process.popen.send_signal(signal.SIGTERM)) > 20
+        with half_sent:
+            assert half_sent.recv(100) == b""  # it is not waited for: nothing could come of it
         assert process.end() == 0
         assert any("1 request may go on for 30 s" in line for line in process.lines)
+        assert not any("Traceback" in line for line in process.lines)
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{address}/v1/models")
 
@@ -165,7 +171,10 @@ def test_answers_that_take_longer_than_the_time_to_drain_are_cut(folder: Path) -
             lines = response.iter_lines()
             next(lines)
             process.popen.send_signal(signal.SIGTERM)
+            *_, last = (line for line in lines if line)
+            assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the engine was closed"
             assert process.end() == 0
+        assert not any("Traceback" in line for line in process.lines)
 
 
 @pytest.mark.slow

@@ -44,6 +44,13 @@ class Connection(H11Protocol):
         self._received += len(data)
         super().data_received(data)
 
+    def shutdown(self) -> None:
+        """The server is stopping: a request of which a part has come is not waited for, as it would be refused."""
+        if self._waits_for() is None:
+            super().shutdown()
+        else:
+            self.transport.close()
+
     def _look(self) -> None:
         awaited = self._waits_for()
         late = awaited is not None and awaited == self._awaited

@@ -28,6 +28,8 @@ from outpace.server.settings import ServerSettings
 __all__ = ["build_engine", "ready_line", "serve"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SECONDS_TO_SAY_SO = 5.0
+"""After the time to drain, for clients to be told that their answers were cut off."""
 
 
 def build_engine(resolved: Resolved, notify: Notify, progress: Progress) -> Built:
@@ -66,7 +68,7 @@ async def _serve(built: Built, settings: ServerSettings, listener: socket.socket
         log_config=None,
         access_log=settings.log_requests,
         root_path=settings.root_path,
-        timeout_graceful_shutdown=settings.drain_seconds,  # type: ignore[arg-type]  # it goes to asyncio.wait_for
+        timeout_graceful_shutdown=_SECONDS_TO_SAY_SO + settings.drain_seconds,  # type: ignore[arg-type]  # for wait_for
     )
     server = _Server(config, llm, settings.drain_seconds, ready_line(built, listener))
     loop = asyncio.get_running_loop()
@@ -119,8 +121,11 @@ class _Server(uvicorn.Server):
             _say(self._ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes the door, and waits for those inside."""
-        await asyncio.gather(super().shutdown(sockets=sockets), self._llm.drain(self._drain_seconds))
+        """Closes the door, and waits for those inside; answers that take too long end with an error."""
+        closing = asyncio.ensure_future(super().shutdown(sockets=sockets))
+        await self._llm.drain(self._drain_seconds)
+        await self._llm.close()
+        await closing
         _say("stopped")
 
 
