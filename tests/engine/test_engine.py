@@ -351,3 +351,17 @@ def test_choices_of_one_seed_have_their_own_streams() -> None:
     first, second = run(engine, [Job([1], hot, number=0), Job([1], hot, number=1)])
     assert first.outputs[0].token_ids != second.outputs[0].token_ids
     assert second.outputs[0].token_ids == plain(HistoryModel(V), Job([1], hot, number=1))
+
+
+def test_a_long_prompt_does_not_hold_up_those_who_wait_for_a_token() -> None:
+    """Beside them it is computed in pieces of 128 rows; alone in as many as a step may have."""
+    model = HistoryModel(V)
+    long = [index % V for index in range(700)]
+    run(make_engine(model, TokenCache(capacity=1024), {}), [Job(long, replace(GREEDY, max_tokens=2))])
+    assert model.rows_per_call == [512, 188, 1]
+    model.rows_per_call.clear()
+    jobs = [Job([1, 2], replace(GREEDY, max_tokens=30)), Job(long, replace(GREEDY, max_tokens=2), arrives=2)]
+    results = run(make_engine(model, TokenCache(capacity=1024), {}), jobs)
+    assert model.rows_per_call[:9] == [2, 1, *[129] * 5, 61, 2]
+    for job, result in zip(jobs, results, strict=True):
+        assert result.outputs[0].token_ids == plain(model, job)

@@ -20,6 +20,10 @@ from outpace.protocols import Cache
 
 __all__ = ["DraftLimits", "Schedule", "Scheduler", "Turn"]
 
+_PREFILL_BESIDE_DECODING = 128
+"""Most prompt rows of a step in which somebody waits for a next token: such a step takes about as long as 20 others,
+and one of 512 rows as long as 70. A drafter that is behind gets no more either."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -130,16 +134,17 @@ class Scheduler:
         wanted = sum(ceilings.values())
         draft_budget = min(wanted, budget // 2 if prefilling or self._can_admit() else budget)
         budget -= draft_budget
+        prefill_budget = min(budget, _PREFILL_BESIDE_DECODING) if tokens else budget
         for request in prefilling:
-            if budget and request.lane is not None:
-                budget -= self._reserve(request, min(request.next_chunk, budget), tokens, preempted)
-        while budget and not preempted and self._can_admit():
+            if prefill_budget and request.lane is not None:
+                prefill_budget -= self._reserve(request, min(request.next_chunk, prefill_budget), tokens, preempted)
+        while prefill_budget and not preempted and self._can_admit():
             new = self._admit()
             if new is None:
                 break
             admitted.append(new)
-            budget -= self._reserve(new, min(new.next_chunk, budget), tokens, preempted)
-        turns, free_rows = self._with_drafts(tokens, ceilings, draft_budget + budget)
+            prefill_budget -= self._reserve(new, min(new.next_chunk, prefill_budget), tokens, preempted)
+        turns, free_rows = self._with_drafts(tokens, ceilings, draft_budget + prefill_budget)
         return Schedule(turns, [r for r in admitted if r.lane is not None], preempted, free_rows)
 
     def _with_drafts(
