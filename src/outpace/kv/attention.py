@@ -82,7 +82,8 @@ class AttentionPlan:
         scratch = torch.empty(2, most_scores, dtype=torch.float32, device="cpu")
         self._products: list[_Product | PathProduct] = []
         begin = 0
-        for tile, fold in zip([*tiles, *branches], folds, strict=True):
+        parts: list[Tile | PathTile] = [*tiles, *branches]
+        for tile, fold in zip(parts, folds, strict=True):
             query, output = (rows[begin : begin + fold.size] for rows in (self._query, self._output))
             self._products.append(
                 PathProduct(tile, self.layout, sliding_window, query, output)
