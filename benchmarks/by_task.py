@@ -97,9 +97,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path, nargs="?", default=Path(__file__).parent / "prompts.jsonl")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--drafter", default="ngram", help="ngram, self, self:E, or a draft model")
+    parser.add_argument("--drafter", default="ngram", help="suffix, ngram, self, self:E, or a draft model")
     parser.add_argument("--quantization", default="auto")
     parser.add_argument("-k", type=int, default=5, help="most draft tokens a step")
+    parser.add_argument("--control", default="fixed", help="fixed: always k tokens; adaptive: at most (default: fixed)")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, help="answers no longer than this")
     parser.add_argument("--json", type=Path, help="write the table here too")
@@ -107,7 +108,14 @@ def main() -> None:
     config = SpeculativeConfig.parse(args.drafter)
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
     config = SpeculativeConfig(**{**settings, "num_speculative_tokens": args.k})
-    llm = LLM(args.model, config, quantization=args.quantization, max_num_seqs=1, notify=print)
+    llm = LLM(
+        args.model,
+        config,
+        quantization=args.quantization,
+        max_num_seqs=1,
+        speculative_control=args.control,
+        notify=print,
+    )
     print(describe_machine())
     print(llm.banner())
     floor = llm.floor_seconds()

@@ -1,28 +1,43 @@
-"""What the suffix drafter costs at a long context: `python benchmarks/suffix.py`.
+"""The suffix drafter: what it costs at a long context, and what it finds in answers of a model, beside prompt lookup.
 
-For every kind of text: microseconds of processor time to index a token (the slowest token beside it), microseconds to
-draft 16 tokens once the text is indexed and how many tokens such drafts have, bytes a token takes and what
-`memory_bytes` says. Real texts come with Python: the sources of its library and its manual, as words and marks.
+    python benchmarks/suffix.py cost
+    python benchmarks/suffix.py replay --model MODEL --answers FILE
+
+`cost` prints for every kind of text microseconds of processor time to index a token (the slowest token beside it),
+microseconds to draft 16 tokens once the text is indexed and how many tokens such drafts have, bytes a token takes and
+what `memory_bytes` says. Real texts come with Python: sources of its library and its manual, as words and marks.
+
+`replay` answers the prompts of prompts.jsonl plainly, keeps the answers in FILE, and asks the drafters at every step
+for what is known to follow: accepted of drafted tokens by task, and tokens a step. "suffix + pool" sees the answers
+before.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import re
 import time
 import tracemalloc
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data import topics
+from statistics import median
+from typing import Any
 
 from machine import describe_machine
 
+from outpace import LLM, SamplingParams
+from outpace.drafters.ngram import NgramDrafter
 from outpace.drafters.suffix import SuffixDrafter
 from outpace.drafters.suffix_automaton import SuffixAutomaton
-from outpace.params import SamplingParams
-from outpace.types import Ask
+from outpace.drafters.suffix_pool import OutputPool
+from outpace.protocols import Drafter
+from outpace.types import Ask, Draft, Observation
 
 NUM_QUERIES = 200
 NUM_DRAFT_TOKENS = 16
@@ -92,18 +107,19 @@ def index_seconds(tokens: Sequence[int]) -> tuple[float, float]:
 
 
 def query_seconds(tokens: list[int]) -> tuple[float, float]:
-    """Seconds of a draft, and its mean length, over the last tokens of a text that is indexed up to there."""
+    """Median seconds of a draft, and its mean length, over the last tokens of a text that is indexed up to there."""
     drafter, params = SuffixDrafter(), SamplingParams()
     drafter.start(0, tokens, len(tokens))
-    seconds, drafted = 0.0, 0
+    seconds: list[float] = []
+    drafted = 0
     for end in range(len(tokens) - NUM_QUERIES, len(tokens)):
         ask = Ask(0, tokens[:end], NUM_DRAFT_TOKENS, params, 0, 0, 0)
         drafter.propose([ask], 0)  # indexes what is new; the second time there is nothing new
         began = time.process_time()
         (draft,) = drafter.propose([ask], 0)
-        seconds += time.process_time() - began
+        seconds.append(time.process_time() - began)
         drafted += len(draft)
-    return seconds / NUM_QUERIES, drafted / NUM_QUERIES
+    return median(seconds), drafted / NUM_QUERIES
 
 
 def memory(tokens: Sequence[int]) -> tuple[int, int]:
@@ -116,16 +132,12 @@ def memory(tokens: Sequence[int]) -> tuple[int, int]:
     return measured, automaton.memory_bytes
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=100_000)
-    args = parser.parse_args()
-    print(describe_machine())
-    print(f"{args.tokens} tokens")
+def print_costs(num_tokens: int) -> None:
+    print(f"{num_tokens} tokens")
     print("| text | us/token | slowest token, ms | us/draft | draft tokens | bytes/token | as reported |")
     print("|---|---|---|---|---|---|---|")
     for name, make in TEXTS.items():
-        tokens = make(args.tokens)
+        tokens = make(num_tokens)
         seconds, worst = index_seconds(tokens)
         query, drafted = query_seconds(tokens)
         measured, reported = memory(tokens)
@@ -135,6 +147,95 @@ def main() -> None:
             f"| {measured / size:.0f} | {reported / size:.0f} |",
             flush=True,
         )
+
+
+@dataclass
+class Score:
+    """What drafts were worth."""
+
+    steps: int = 0
+    tokens: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def add(self, other: Score) -> None:
+        for name in ("steps", "tokens", "drafts", "drafted", "accepted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def __str__(self) -> str:
+        rate = self.accepted / self.drafted if self.drafted else 0.0
+        length = 1 + self.accepted / self.drafts if self.drafts else 1.0
+        return f"{self.accepted}/{self.drafted} | {rate:.2f} | {length:.2f} | {self.tokens / self.steps:.2f}"
+
+
+def plain_answers(model: str, file: Path, max_tokens: int) -> list[dict[str, Any]]:
+    """Task, prompt and output ids of every prompt, from the file if it is there."""
+    if not file.exists():
+        llm = LLM(model, "none", threads=1)
+        answers = []
+        for line in Path(__file__).with_name("prompts.jsonl").read_text().splitlines():
+            prompt = json.loads(line)
+            (output,) = llm.chat(prompt["messages"], SamplingParams(temperature=0, max_tokens=max_tokens))
+            ids = list(output.outputs[0].token_ids)
+            answers.append({"task": prompt["task"], "prompt": list(output.prompt_token_ids), "output": ids})
+        file.write_text(json.dumps(answers))
+    found: list[dict[str, Any]] = json.loads(file.read_text())
+    return found
+
+
+def replay(drafter: Drafter, request_id: int, prompt: list[int], output: list[int], k: int) -> Score:
+    """One answer, as an engine with this drafter would go through it."""
+    score, tokens = Score(tokens=len(output)), prompt + output
+    drafter.start(request_id, prompt, len(prompt))
+    end = len(prompt)
+    while end < len(tokens):
+        (draft,) = drafter.propose([Ask(request_id, tokens[:end], k, SamplingParams(), 0, 0, 0)], 0)
+        ids = draft.ids[: len(tokens) - end - 1]
+        accepted = next((at for at, token in enumerate(ids) if token != tokens[end + at]), len(ids))
+        score.add(Score(1, 0, bool(ids), len(ids), accepted))
+        end += accepted + 1
+        drafter.observe([Observation(request_id, tokens[:end], accepted + 1, Draft(), accepted, 0, {})])
+    drafter.release(request_id)
+    return score
+
+
+def print_replay(answers: list[dict[str, Any]]) -> None:
+    tasks = list(dict.fromkeys(answer["task"] for answer in answers))
+    for k in (5, 10):
+        print(f"\nAt most {k} draft tokens.\n")
+        print("| drafter | task | accepted/drafted | acceptance | mean acceptance length | tokens/step |")
+        print("|---|---|---|---|---|---|")
+        drafters = {
+            "ngram": NgramDrafter(),
+            "suffix": SuffixDrafter(),
+            "suffix + pool": SuffixDrafter(pool=OutputPool()),
+        }
+        for name, drafter in drafters.items():
+            scores: dict[str, Score] = defaultdict(Score)
+            for number, answer in enumerate(answers):
+                score = replay(drafter, number, answer["prompt"], answer["output"], k)
+                scores[answer["task"]].add(score)
+                scores["all"].add(score)
+            for task in (*tasks, "all"):
+                print(f"| {name} | {task} | {scores[task]} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    cost = commands.add_parser("cost")
+    cost.add_argument("--tokens", type=int, default=100_000)
+    again = commands.add_parser("replay")
+    again.add_argument("--model", default="smollm2-135m")
+    again.add_argument("--answers", type=Path, required=True)
+    again.add_argument("--max-tokens", type=int, default=200)
+    args = parser.parse_args()
+    print(describe_machine())
+    if args.command == "cost":
+        print_costs(args.tokens)
+    else:
+        print_replay(plain_answers(args.model, args.answers, args.max_tokens))
 
 
 if __name__ == "__main__":

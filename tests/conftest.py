@@ -10,6 +10,13 @@ import torch
 
 from outpace.models.load import LoadedFiles, load_files
 from outpace.models.resolve import ALIASES, packaged_file
+from tests.thinning import thin_out
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before cases are selected by their marks."""
+    thin_out(items)
 
 
 @pytest.fixture(autouse=True)

@@ -56,6 +56,7 @@ def test_greedy_text_is_that_of_transformers(name: str) -> None:
     ("kind", "drafter"),
     [*((kind, "ngram") for kind in KINDS), ("llama", "none"), ("llama", "draft"), ("gpt2", "draft")],
 )
+@pytest.mark.thinned(2)
 def test_every_kind_of_model(kind: str, drafter: str) -> None:
     eos = plain_token(1, 15, kind)
     expected, found = both(kind, drafter, padded_batch(), max_new_tokens=60, eos_token_id=eos)
@@ -197,6 +198,7 @@ def test_none_switches_a_setting_of_the_model_off() -> None:
         assert torch.equal(found, model.generate(**prompts, max_new_tokens=20, **off)), off
 
 
+@pytest.mark.slow
 def test_threads_may_change_between_calls() -> None:
     fast, prompts, threads = accelerated(), padded_batch(), torch.get_num_threads()
     expected = fast.generate(**prompts, max_new_tokens=20)

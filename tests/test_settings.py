@@ -28,7 +28,10 @@ def test_draft_lengths_have_a_limit(value: Any) -> None:
 @pytest.mark.parametrize(
     ("written", "method", "model", "exit_layer"),
     [
-        ("auto", "ngram", None, None),
+        ("auto", "auto", None, None),
+        ("suffix", "suffix", None, None),
+        ({"prompt_lookup_max": 4}, "ngram", None, None),
+        ({"method": "auto", "model": "some/draft"}, "auto", "some/draft", None),
         ("ngram", "ngram", None, None),
         ("[ngram]", "ngram", None, None),
         ("none", "none", None, None),

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outpace.build import Built
+from outpace.decisions import ControlReport
 from outpace.engine.outputs import RequestOutput, StreamChunk
 from outpace.engine.request import Request
 from outpace.engine_thread import EngineThread, Job
@@ -74,6 +75,7 @@ class AsyncLLM:
         self._pool = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="outpace-prepare")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: EngineThread | None = None
+        self._kept = False
         self._refusal: str | None = None
         self._sent = 0
         self._open_streams = 0
@@ -123,6 +125,9 @@ class AsyncLLM:
         if self._thread is not None:
             self._thread.stop()
             await asyncio.to_thread(self._thread.join)
+            if not self._kept:
+                self._kept = True
+                await asyncio.to_thread(self.built.close)
 
     async def __aenter__(self) -> AsyncLLM:
         await self.start()
@@ -141,6 +146,7 @@ class AsyncLLM:
         *,
         template: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tenant: str = "",
     ) -> Prepared:
         """Encodes and checks a request in a thread of its own; nothing is queued.
 
@@ -150,6 +156,7 @@ class AsyncLLM:
             speculation: None follows the engine.
             template: what the chat template takes, as `add_generation_prompt` or `enable_thinking`.
             tools: functions that the model may call, for the chat template.
+            tenant: whose request it is: what one tenant was answered never drafts for another.
 
         Raises:
             BadInput: the prompt or a parameter is not possible.
@@ -157,7 +164,7 @@ class AsyncLLM:
         """
         if self._refusal is not None:
             raise Unavailable(self._refusal)
-        work = (prompt, params, speculation, template, tools)
+        work = (prompt, params, speculation, template, tools, tenant)
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, *work)
 
     async def stream(self, prepared: Prepared) -> AsyncGenerator[StreamChunk, None]:
@@ -208,6 +215,11 @@ class AsyncLLM:
             return seen.load
         return replace(seen.load, waiting=seen.load.waiting + self._sent - seen.received)
 
+    def control(self) -> ControlReport:
+        """What drafts brought so far, and who is not asked for them; may be called from any thread."""
+        seen = None if self._thread is None else self._thread.snapshot.control
+        return self.built.engine.steering.controller.report() if seen is None else seen
+
     def on_step(self, listener: Callable[[StepReport], None]) -> None:
         """From now on calls `listener` with the report of every step, in the engine's thread: it should be quick."""
         self._listeners.append(listener)
@@ -221,6 +233,7 @@ class AsyncLLM:
         speculation: SpeculationParams | None,
         template: Mapping[str, Any] | None,
         tools: Sequence[Mapping[str, Any]] | None,
+        tenant: str,
     ) -> Prepared:
         if is_conversation(prompt):
             ids = self._encode_chat(prompt, template or {}, tools)  # type: ignore[arg-type]
@@ -233,7 +246,7 @@ class AsyncLLM:
             raise InvalidParameter(
                 f"n={params.n} is not possible: at most {most} choices can be computed or wait at a time here"
             )
-        requests = prepare_choices(self.built, ids, params, speculation)
+        requests = prepare_choices(self.built, ids, params, speculation, tenant)
         text = prompt if isinstance(prompt, str) else None
         return Prepared(list(requests[0].token_ids), len(requests), requests, text, self)
 

@@ -7,9 +7,11 @@ loaded, which takes long, and returns what makes the drafter afterwards.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +21,8 @@ from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.early_exit import EarlyExitDrafter
 from outpace.drafters.exit_probe import SAMPLE_TEXT, probe_exits
 from outpace.drafters.ngram import NgramDrafter
+from outpace.drafters.suffix import SuffixDrafter
+from outpace.drafters.suffix_pool import OutputPool
 from outpace.engine.engine import Engine
 from outpace.errors import InvalidParameter, OutOfMemory, UnsupportedModel
 from outpace.kv.cache import KvCache
@@ -65,6 +69,7 @@ class Built:
         bytes_per_token: weights read to decode one token.
         linear: precision of the linear layers, for people.
         probe: whether a row's bits depend on its neighbours here.
+        at_end: what is written to disk when the engine is no longer used; see `close`.
     """
 
     engine: Engine
@@ -77,6 +82,15 @@ class Built:
     bytes_per_token: int
     linear: str
     probe: ProbeReport
+    at_end: Sequence[Callable[[], None]] = ()
+
+    def close(self) -> None:
+        """Keeps what was learnt for the next time. A file that cannot be written is a line in the log, no more."""
+        for write in self.at_end:
+            try:
+                write()
+            except OSError as error:
+                log.warning("what was learnt cannot be kept: %s", error)
 
     def describe(self) -> dict[str, Any]:
         """Every setting in force, JSON-able."""
@@ -115,6 +129,7 @@ class _Parts:
     max_rows: int
     notify: Notify
     progress: Progress
+    at_end: list[Callable[[], None]] = field(default_factory=list)
 
 
 _Maker = Callable[[_Parts], tuple[Drafter, SpeculativeConfig]]
@@ -142,7 +157,7 @@ def build(
         OutpaceError: models cannot be found, read, run, or held in memory, or do not go together.
     """
     notify, progress = notify or log.info, progress or _no_progress
-    wanted = [item for item in speculative if item.method != "none"]
+    wanted = [part for item in speculative for part in item.parts()]
     methods = [item.method for item in wanted]
     if len(set(methods)) < len(methods):
         raise InvalidParameter(f"speculative methods {methods} are not possible: each at most once")
@@ -212,6 +227,7 @@ def build(
         bytes_per_token=target.bytes_per_token,
         linear=linear,
         probe=probe,
+        at_end=parts.at_end,
     )
 
 
@@ -267,6 +283,33 @@ def _no_progress(what: str, done: int, total: int) -> None:
 
 
 # The drafters.
+
+
+def _plan_suffix(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
+    # What does not pay is cut by the controller, which knows more; without one the drafter has to do it.
+    least = 0.1 if config.speculative_control == "adaptive" else 0.3
+    most = item.suffix_decoding_max_cached_requests
+    if not most:
+        return lambda parts: (SuffixDrafter(least_chance=least), item)
+    pool = OutputPool(max_outputs=most)
+    if item.suffix_pool_file is not None:
+        path, key = Path(item.suffix_pool_file), _vocabulary_key(target.files)
+        if not path.parent.is_dir():
+            raise InvalidParameter(f"suffix_pool_file={str(path)!r} is not possible: there is no folder {path.parent}")
+        if path.exists():
+            pool.load(path, key)
+
+    def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
+        if item.suffix_pool_file is not None:
+            parts.at_end.append(lambda: pool.save(path, key))
+        return SuffixDrafter(least_chance=least, pool=pool), item
+
+    return make
+
+
+def _vocabulary_key(files: LoadedFiles) -> str:
+    """What token ids mean, in short."""
+    return hashlib.sha256(files.tokenizer.to_json().encode()).hexdigest()
 
 
 def _plan_ngram(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
@@ -346,6 +389,7 @@ def _probed_exit(parts: _Parts, num_tokens: int) -> tuple[int, int]:
 
 
 _PLANNERS: Mapping[str, Callable[[SpeculativeConfig, Source, EngineConfig, Notify], _Maker]] = {
+    "suffix": _plan_suffix,
     "ngram": _plan_ngram,
     "draft_model": _plan_draft_model,
     "early_exit": _plan_early_exit,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from outpace.errors import InvalidParameter
 from outpace.params import check_integer, check_num_speculative_tokens
 
 __all__ = [
+    "CONTROLS",
     "DTYPES",
     "KERNELS",
     "METHODS",
@@ -26,7 +27,8 @@ __all__ = [
     "field_help",
 ]
 
-METHODS = ("ngram", "draft_model", "early_exit", "none")
+METHODS = ("auto", "suffix", "ngram", "draft_model", "early_exit", "none")
+CONTROLS = ("adaptive", "fixed")
 QUANTIZATIONS = ("auto", "file", "int8", "int4", "none")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 VERIFICATIONS = ("coupled", "standard", "block")
@@ -34,10 +36,11 @@ KERNELS = ("auto", "native", "torch")
 MAX_LOOKUP = 32
 """Longest n-gram that prompt lookup compares."""
 _BELONGS_TO = {
-    "model": "draft_model",
-    "quantization": "draft_model",
-    "exit_layer": "early_exit",
-    "adapter": "early_exit",
+    "model": ("draft_model", "auto"),
+    "quantization": ("draft_model", "auto"),
+    "exit_layer": ("early_exit",),
+    "adapter": ("early_exit",),
+    "suffix_pool_file": ("suffix", "auto"),
 }
 
 
@@ -49,15 +52,23 @@ def _option(default: Any, help_text: str) -> Any:
 class SpeculativeConfig:
     """How drafts are made. Keys are those of vLLM's `--speculative-config` where it has them."""
 
-    method: str = _option("ngram", "drafting method: " + ", ".join(METHODS))
-    model: str | None = _option(None, "draft model: hub id, folder, GGUF file or alias (method draft_model)")
+    method: str = _option(
+        "auto", "drafting method: auto (suffix, and a draft model if one is named), " + ", ".join(METHODS[1:])
+    )
+    model: str | None = _option(None, "draft model: hub id, folder, GGUF file or alias (method draft_model or auto)")
     num_speculative_tokens: int = _option(5, "most draft tokens a step")
     prompt_lookup_max: int = _option(8, "longest n-gram looked up, in tokens (method ngram)")
     prompt_lookup_min: int | None = _option(
         None, "shortest n-gram looked up, in tokens; None: 2, or the longest if that is shorter (method ngram)"
     )
+    suffix_decoding_max_cached_requests: int = _option(
+        0, "past outputs that drafts may be taken from, each tenant's own only; 0: none (method suffix or auto)"
+    )
+    suffix_pool_file: str | None = _option(
+        None, "file from which past outputs are read at the start, and to which a server writes them at its end"
+    )
     quantization: str | None = _option(
-        None, "of the draft model, as the target's option of that name; None: as the target (method draft_model)"
+        None, "of the draft model, as the target's option of that name; None: as the target"
     )
     exit_layer: int | None = _option(
         None, "layers the early-exit drafter runs (method early_exit); None probes for one"
@@ -81,6 +92,14 @@ class SpeculativeConfig:
         put("prompt_lookup_max", _count("prompt_lookup_max", self.prompt_lookup_max, limit))
         shortest = min(2, self.prompt_lookup_max) if self.prompt_lookup_min is None else self.prompt_lookup_min
         put("prompt_lookup_min", _count("prompt_lookup_min", shortest, self.prompt_lookup_max))
+        most = self.suffix_decoding_max_cached_requests
+        text = "an integer, 0 (off) or more"
+        name = "suffix_decoding_max_cached_requests"
+        put(name, check_integer(name, most, low=0, text=text))
+        if self.suffix_pool_file is not None and not most:
+            raise InvalidParameter(
+                "suffix_pool_file needs suffix_decoding_max_cached_requests, the number of outputs to keep: 10000, say"
+            )
         if self.exit_layer is not None:
             put("exit_layer", _count("exit_layer", self.exit_layer))
         if self.disable_by_batch_size is not None:
@@ -94,21 +113,34 @@ class SpeculativeConfig:
                 f"rejection_sample_method={self.rejection_sample_method!r} is not known; possible: "
                 f"{', '.join(VERIFICATIONS)}. Rules that change what the model says are not offered"
             )
-        for name in ("model", "adapter"):
+        for name in ("model", "adapter", "suffix_pool_file"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise InvalidParameter(f"{name}={value!r} is not possible: it must be a name or a path")
         if self.method == "draft_model" and self.model is None:
             raise InvalidParameter("method='draft_model' needs a model: a hub id, a folder, a GGUF file or an alias")
-        for name, method in _BELONGS_TO.items():
-            if getattr(self, name) is not None and self.method != method:
+        for name, methods in _BELONGS_TO.items():
+            if getattr(self, name) is not None and self.method not in methods:
                 raise InvalidParameter(
-                    f"{name}={getattr(self, name)!r} goes with method {method!r}, not {self.method!r}"
+                    f"{name}={getattr(self, name)!r} goes with method {methods[0]!r}, not {self.method!r}"
                 )
+
+    def parts(self) -> list[SpeculativeConfig]:
+        """The drafters these settings mean, one method each, in order of preference; none for method "none"."""
+        if self.method == "none":
+            return []
+        if self.method != "auto":
+            return [self]
+        suffix = replace(self, method="suffix", model=None, quantization=None)
+        if self.model is None:
+            return [suffix]
+        named = replace(self, **_from_word(self.model))
+        return [suffix, named] if named.method in ("draft_model", "early_exit") else [suffix]
 
     @classmethod
     def parse(cls, value: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig:
-        """Reads what users write: `auto`, `ngram` or `[ngram]`, `self` or `self:E`, `none`, a model, or a mapping.
+        """Reads what users write: `auto`, `suffix`, `ngram` or `[ngram]`, `self` or `self:E`, `none`, a model, or a
+        mapping of these fields.
 
         Raises:
             InvalidParameter: naming an unknown key or a value out of range.
@@ -132,6 +164,8 @@ class SpeculativeConfig:
 def _with_word(options: dict[str, Any]) -> dict[str, Any]:
     """A model written as one of the words (`ngram`, `self:20`) says the method, and must not contradict one given."""
     model = options.get("model")
+    if "method" not in options and model is None and options.keys() & {"prompt_lookup_max", "prompt_lookup_min"}:
+        return {**options, "method": "ngram"}  # as vLLM reads it
     if not isinstance(model, str) or not model:
         return options
     said = _from_word(model)
@@ -149,10 +183,10 @@ def _count(name: str, value: int, most: int | None = None) -> int:
 
 
 def _from_word(word: str) -> dict[str, Any]:
-    if word in ("auto", "ngram", "[ngram]"):
+    if word in ("ngram", "[ngram]"):
         return {"method": "ngram", "model": None}
-    if word == "none":
-        return {"method": "none", "model": None}
+    if word in ("auto", "suffix", "none"):
+        return {"method": word, "model": None}
     name, colon, layer = word.partition(":")
     if name != "self":
         return {"method": "draft_model", "model": word}
@@ -192,9 +226,20 @@ class EngineConfig:
     )
     trust_remote_code: bool = _option(False, "run Python code shipped with a tokenizer")
     allow_pickle: bool = _option(False, "load .bin weights, which can run code while they load")
+    speculative_control: str = _option(
+        "adaptive",
+        "adaptive: who drafts how much is chosen in every step, so that tokens come fastest, num_speculative_tokens "
+        "being the most; fixed: always as much as is possible",
+    )
 
     def __post_init__(self) -> None:
-        for name, possible in (("quantization", QUANTIZATIONS), ("dtype", DTYPES), ("kernels", KERNELS)):
+        choices = {
+            "quantization": QUANTIZATIONS,
+            "dtype": DTYPES,
+            "kernels": KERNELS,
+            "speculative_control": CONTROLS,
+        }
+        for name, possible in choices.items():
             if getattr(self, name) not in possible:
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} is not known; possible: {', '.join(possible)}")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_tokens", "threads"):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from outpace.decisions import ControlReport
 from outpace.engine.engine import Engine
 from outpace.engine.outputs import RequestOutput, StepOutput, StreamChunk
 from outpace.engine.request import Request
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 _SMOOTHING = 0.2
 """Share of the newest request in the mean time a request takes."""
+
+_CONTROL_INTERVAL = 0.5
+"""Seconds between two looks at what drafts brought."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,11 +62,13 @@ class Snapshot:
         load: after the last step.
         received: choices the thread has taken from its queue so far.
         seconds_per_request: how long a request has a place, on average; None before the first one.
+        control: what drafts brought so far, at most half a second old while there is work.
     """
 
     load: Load
     received: int = 0
     seconds_per_request: float | None = None
+    control: ControlReport | None = None
 
 
 class _LoopGone(Exception):
@@ -97,7 +103,8 @@ class EngineThread:
         self._idle_steps = 0
         self._received = 0
         self._mean: float | None = None
-        self.snapshot = Snapshot(self._books.load(engine.free_rows))
+        self._control, self._control_at = engine.steering.controller.report(), 0.0
+        self.snapshot = Snapshot(self._books.load(engine.free_rows), control=self._control)
         # As a daemon it does not hold up an interpreter that ends without `stop`; who starts it has to see to that.
         self._thread = threading.Thread(target=self._run, name="outpace-engine", daemon=True)
         self._thread.start()
@@ -253,7 +260,7 @@ class EngineThread:
         prefix_cache = (self._engine.prefix_cache_queries, self._engine.prefix_cache_hits)
         report = self._books.step(seconds, outputs, finished, leaving, self._engine.free_rows, prefix_cache)
         if seconds or not self._engine.has_work:  # requests that were only just admitted do not count as waiting yet
-            self.snapshot = Snapshot(report.load, self._received, self._mean)
+            self.snapshot = Snapshot(report.load, self._received, self._mean, self._control_report())
         for listener in tuple(self._listeners):
             try:
                 listener(report)
@@ -264,6 +271,12 @@ class EngineThread:
         if events:
             self._send(events)
         self._open.difference_update(left)
+
+    def _control_report(self) -> ControlReport:
+        now = time.perf_counter()
+        if now - self._control_at >= _CONTROL_INTERVAL or not self._engine.has_work:
+            self._control, self._control_at = self._engine.steering.controller.report(), now
+        return self._control
 
     def _send(self, events: Sequence[tuple[Job, StreamChunk | OutpaceError]]) -> None:
         try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from outpace.build import Built, Notify, Progress, build
 from outpace.config import EngineConfig, SpeculativeConfig
+from outpace.decisions import ControlReport
+from outpace.engine.engine import Engine
 from outpace.engine.outputs import RequestOutput, StepOutput, StreamChunk
 from outpace.engine.request import Request
 from outpace.errors import InvalidParameter, InvalidPrompt, OutpaceError, RequestFailed
@@ -62,6 +65,7 @@ class LLM:
         configs = _speculative_configs(speculative_config if speculative is None else speculative)
         self._built: Built = build(config, configs, front=front, notify=notify, progress=progress)
         self._engine = self._built.engine
+        weakref.finalize(self, self._built.close)  # also when the interpreter ends
         self._mail: dict[int, deque[StepOutput]] = {}
         self.tokenizer = self._built.tokenizer
 
@@ -142,6 +146,11 @@ class LLM:
         return self.tokenizer.encode_chat(messages)
 
     @property
+    def engine(self) -> Engine:
+        """The engine itself, for measurements; requests go through `generate`, `chat` and `stream`."""
+        return self._engine
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
         return self.tokenizer.has_chat_template
@@ -157,6 +166,10 @@ class LLM:
     def memory(self) -> dict[str, int]:
         """Bytes held by target, drafter and cache."""
         return self._engine.memory()
+
+    def control(self) -> ControlReport:
+        """What drafts brought and cost since the model was loaded, and why somebody is not asked for them."""
+        return self._engine.steering.controller.report()
 
     def floor_seconds(self) -> float:
         """Time in which this machine can read the weights once: no plain token comes faster at this precision."""

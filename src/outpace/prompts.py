@@ -23,7 +23,11 @@ Prompt = str | Sequence[int]
 
 
 def prepare_choices(
-    built: Built, ids: Sequence[int], params: SamplingParams | None, speculation: SpeculationParams | None
+    built: Built,
+    ids: Sequence[int],
+    params: SamplingParams | None,
+    speculation: SpeculationParams | None,
+    tenant: str = "",
 ) -> list[Request]:
     """One request for each of the n choices; they share a seed if one is given, and draw different noise from it.
 
@@ -36,7 +40,9 @@ def prepare_choices(
         if value is not None and not isinstance(value, kind):
             raise InvalidParameter(f"{value!r} is not possible: it must be {kind.__name__}")
     resolved = (params or SamplingParams()).resolved(built.defaults)
-    return [built.engine.prepare(ids, resolved, speculation, number=number) for number in range(resolved.n)]
+    return [
+        built.engine.prepare(ids, resolved, speculation, number=number, tenant=tenant) for number in range(resolved.n)
+    ]
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Any) -> list[int]:

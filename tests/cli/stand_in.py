@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from outpace.config import EngineConfig, SpeculativeConfig
+from outpace.decisions import ControlReport
 from outpace.engine.outputs import CompletionOutput, Piece, RequestOutput, RequestStats, StreamChunk
 from outpace.params import SamplingParams, SpeculationParams
 
@@ -26,6 +27,7 @@ class Script:
         plain_cost, speculative_cost: seconds of one step.
         fault: raised when a request begins.
         speculative_words: what speculation turns the answer into; None keeps it.
+        control: what the controller reports.
     """
 
     words: Sequence[str] = WORDS
@@ -35,6 +37,7 @@ class Script:
     speculative_cost: float = 1.0
     fault: BaseException | None = None
     speculative_words: Sequence[str] | None = None
+    control: ControlReport = field(default_factory=lambda: ControlReport({}, 0, 0.0, 0.0))
 
 
 @dataclass
@@ -77,6 +80,9 @@ class StandIn:
             "speculative": {"method": speculative.method},
             "sampling": {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 512},
         }
+
+    def control(self) -> ControlReport:
+        return self.script.control
 
     def clock(self) -> float:
         return self.now

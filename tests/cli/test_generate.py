@@ -11,10 +11,24 @@ import sys
 import pytest
 
 from outpace.cli.main import main
+from outpace.decisions import ControlReport, DrafterReport
 from outpace.errors import CheckpointError, InvalidPrompt, ModelNotFound, OutOfMemory, UnsupportedModel
 from tests.cli.stand_in import BANNER, WORDS, Script, StandIn
 
 TEXT = "".join(WORDS)
+
+
+def test_stats_say_what_the_controller_found(outpace) -> None:
+    on = DrafterReport("suffix", 5, 20, 11.5, 12, 0.0, 0.25, 1.5, 1.75, None)
+    off = DrafterReport("draft_model", 0, 0, 0.0, 0, 0.5, 0.0, None, None, "draft_model brings 0.8 tokens for 1.3 ms")
+    control = ControlReport({"suffix": on, "draft_model": off}, 9, 1.0, 0.0)
+    result = outpace("generate", "Hi", "--stats", llm=StandIn(Script(control=control)))
+    lines = result.err.splitlines()
+    assert (
+        "suffix: 1.75x of plain decoding (expected 1.50x) in its steps; 12 tokens kept (expected 12); "
+        "0.000 s drafting, 0.250 s more verifying"
+    ) in lines
+    assert "off now: draft_model brings 0.8 tokens for 1.3 ms" in lines
 
 
 def test_text_alone_goes_to_standard_output_and_the_banner_comes_first(outpace) -> None:

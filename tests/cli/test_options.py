@@ -26,14 +26,15 @@ def test_every_option_reaches_its_setting(outpace) -> None:
         "--max-model-len", "100", "--max-num-seqs", "3",
         "--max-num-batched-tokens", "64", "--max-logprobs", "5",
         "--cache-tokens", "900", "--no-enable-prefix-caching", "--threads", "1", "--trust-remote-code",
-        "--allow-pickle", "--speculative-model", "self:7", "--num-speculative-tokens", "4", "--temperature", "0.5",
+        "--allow-pickle", "--speculative-control", "fixed",
+        "--speculative-model", "self:7", "--num-speculative-tokens", "4", "--temperature", "0.5",
         "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1", "--seed", "7", "--max-tokens", "3", "--stop", "a",
         "--stop", "b",
     )  # fmt: skip
     assert result.code == 0
     assert result.llm.opened == [
         (
-            EngineConfig("m", "none", "bfloat16", "native", 100, 3, 64, 5, 900, False, 1, True, True),
+            EngineConfig("m", "none", "bfloat16", "native", 100, 3, 64, 5, 900, False, 1, True, True, "fixed"),
             SpeculativeConfig(method="early_exit", exit_layer=7, num_speculative_tokens=4),
         )
     ]
@@ -124,14 +125,15 @@ def test_options_left_out_leave_settings_alone(outpace) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--speculative-model", "auto"], SpeculativeConfig(method="ngram")),
+        (["--speculative-model", "auto"], SpeculativeConfig()),
+        (["--speculative-model", "ngram"], SpeculativeConfig(method="ngram")),
         (["--speculative-model", "none"], SpeculativeConfig(method="none")),
         (["--speculative-model", "self"], SpeculativeConfig(method="early_exit")),
         (["--speculative-model", "some/draft"], SpeculativeConfig(method="draft_model", model="some/draft")),
         (["--num-speculative-tokens", "0"], SpeculativeConfig(num_speculative_tokens=0)),
         (
             ["--speculative-config", '{"method": "ngram", "prompt_lookup_max": 4}', "--num-speculative-tokens", "2"],
-            SpeculativeConfig(prompt_lookup_max=4, num_speculative_tokens=2),
+            SpeculativeConfig(method="ngram", prompt_lookup_max=4, num_speculative_tokens=2),
         ),
     ],
 )
@@ -319,7 +321,7 @@ def test_print_config_prints_what_is_in_force_and_ends(outpace, command) -> None
     config = json.loads(result.out)
     assert result.code == 0
     assert config["engine"]["model"] == "m"
-    assert config["speculative"] == {"method": "ngram"}
+    assert config["speculative"] == {"method": "auto"}
     expected = {"temperature": 0.0, "top_p": 0.5, "top_k": 0, "seed": 3, "max_tokens": 512, "stop": ["x"]}
     assert config["sampling"] == expected
 

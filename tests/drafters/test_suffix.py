@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -24,12 +25,17 @@ def propose(
     shortest: int = 2,
     factor: float = 4.0,
     offset: float = 0.0,
+    least_chance: float = 0.0,
     prompt: int | None = None,
 ) -> Draft:
-    drafter = SuffixDrafter(shortest=shortest, factor=factor, offset=offset)
+    drafter = SuffixDrafter(shortest=shortest, factor=factor, offset=offset, least_chance=least_chance)
     drafter.start(0, tokens, len(tokens) if prompt is None else prompt)
     (draft,) = drafter.propose([ask(tokens, k)], 0)
     return draft
+
+
+def with_pool(pool: OutputPool | None = None) -> SuffixDrafter:
+    return SuffixDrafter(shortest=2, factor=2.0, offset=0.0, least_chance=0.0, pool=pool or OutputPool())
 
 
 def observation(request_id: int, tokens: Sequence[int], num_new_tokens: int) -> Observation:
@@ -105,14 +111,27 @@ def test_confidence_grows_with_agreement_and_with_the_match() -> None:
     assert 0 < chances[0] < chances[1] < chances[2] < 1
 
 
+def test_drafts_end_where_they_become_unlikely() -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 7, 1, 2]
+    whole = propose(tokens, k=6)
+    assert whole.ids == (3, 4, 5, 6, 7, 1) and whole.confidence is not None
+    chances = [math.prod(whole.confidence[:size]) for size in range(1, 7)]
+    assert chances[0] > chances[-1]
+    for size in range(7):
+        limit = 0.0 if size == 6 else chances[size] + 1e-9
+        cut = propose(tokens, k=6, least_chance=limit)
+        assert cut.ids == whole.ids[:size]
+        assert (cut.confidence or ()) == whole.confidence[:size]
+
+
 def test_drafts_are_the_same_however_the_text_came() -> None:
     tokens = [(i * i) % 7 for i in range(300)]
-    drafter = SuffixDrafter()
+    drafter = SuffixDrafter(shortest=2, factor=4.0, least_chance=0.0)
     drafter.start(0, tokens[:10], 10)
     for end in range(10, len(tokens)):
         if end % 3:  # not asked every time, so several tokens are new
             (draft,) = drafter.propose([ask(tokens[:end], 3)], 0)
-            assert draft == propose(tokens[:end], k=3, factor=1.0, prompt=10)
+            assert draft == propose(tokens[:end], k=3, factor=4.0, prompt=10)
 
 
 def test_requests_do_not_see_each_other() -> None:
@@ -130,7 +149,9 @@ def test_requests_do_not_see_each_other() -> None:
         drafter.release(1)
 
 
-@pytest.mark.parametrize("settings", [{"shortest": 0}, {"factor": -1.0}, {"factor": 0.0, "offset": 0.5}])
+@pytest.mark.parametrize(
+    "settings", [{"shortest": 0}, {"factor": -1.0}, {"factor": 0.0, "offset": 0.5}, {"least_chance": 1.0}]
+)
 def test_settings_that_never_draft_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(InvalidParameter):
         SuffixDrafter(**settings)  # type: ignore[arg-type]
@@ -138,7 +159,7 @@ def test_settings_that_never_draft_are_refused(settings: dict[str, float]) -> No
 
 class TestWithAPool:
     def test_past_outputs_are_drafted_from(self) -> None:
-        drafter = SuffixDrafter(pool=OutputPool(), factor=4.0)
+        drafter = with_pool()
         answer(drafter, 0, [50, 51], [1, 2, 3, 4, 5])
         draft = drafted(drafter, [9, 1, 2])
         assert draft.ids == (3, 4, 5)  # and not beyond its end
@@ -146,29 +167,45 @@ class TestWithAPool:
         assert draft.confidence is not None and len(draft.confidence) == 3
 
     def test_prompts_do_not_enter(self) -> None:
-        drafter = SuffixDrafter(pool=OutputPool())
+        drafter = with_pool()
         answer(drafter, 0, [1, 2, 3, 4, 5], [60])
         assert drafted(drafter, [9, 1, 2]) == Draft()
         answer(drafter, 1, [1, 2, 3], [4, 5, 6])
-        assert drafted(drafter, [2, 3, 4]) == Draft()  # a piece that begins in the prompt is none
+        assert drafted(drafter, [3, 4]) == Draft()  # a piece that begins in the prompt is none
         assert drafted(drafter, [8, 4, 5]).ids == (6,)
 
     def test_tenants_see_their_own_only(self) -> None:
-        drafter = SuffixDrafter(pool=OutputPool())
+        drafter = with_pool()
         answer(drafter, 0, [50], [1, 2, 3, 4], tenant="one")
         for other in ("", "two", "One", "one "):
             assert drafted(drafter, [9, 1, 2], tenant=other) == Draft()
         assert drafted(drafter, [9, 1, 2], tenant="one").ids == (3, 4)
 
     def test_the_longer_match_wins_and_the_own_text_of_equal_ones(self) -> None:
-        drafter = SuffixDrafter(pool=OutputPool())
+        drafter = with_pool()
         answer(drafter, 0, [50], [7, 1, 2, 3, 3])
         assert drafted(drafter, [8, 1, 2, 4, 4, 8, 1, 2]).ids[:1] == (4,)
         assert drafted(drafter, [6, 1, 2, 4, 4, 8, 1, 2]).ids[:1] == (4,)  # two tokens each
         assert drafted(drafter, [6, 1, 2, 4, 4, 7, 1, 2]).ids[:1] == (3,)
 
+    def test_where_the_longer_match_promises_nothing_the_other_is_asked(self) -> None:
+        drafter = SuffixDrafter(least_chance=0.5, pool=OutputPool())
+        answer(drafter, 0, [50], [7, 1, 2, 3, 9])
+        text = [1, 2, 4, 1, 2, 4, 1, 2, 4, 7, 1, 2]  # a longer match in the pool, but that is worth less
+        assert set(drafted(drafter, text).sources) == {"prompt"}
+        answer(drafter, 1, [50], [*range(20, 40), 1, 2, 3, 9])
+        longer = [*text, *range(20, 40), 1, 2]
+        assert set(drafted(drafter, longer).sources) == {"pool"}
+
+    def test_other_outputs_are_trusted_less(self) -> None:
+        drafter = with_pool()
+        answer(drafter, 0, [50], [1, 2, 3, 4])
+        (pooled,) = drafted(drafter, [1, 2], k=1).confidence or ()
+        (own,) = propose([1, 2, 3, 4, 1, 2], k=1).confidence or ()
+        assert 0 < pooled < own
+
     def test_a_request_sees_what_ended_while_it_runs(self) -> None:
-        drafter = SuffixDrafter(pool=OutputPool())
+        drafter = with_pool()
         drafter.start(7, [9, 1], 2)
         tokens = [9, 1, 2]
         assert drafter.propose([ask(tokens, 4, 7)], 0) == [Draft()]
@@ -177,14 +214,14 @@ class TestWithAPool:
 
     def test_what_a_preempted_request_had_does_not_enter_twice(self) -> None:
         pool = OutputPool()
-        drafter = SuffixDrafter(pool=pool)
+        drafter = with_pool(pool)
         prompt, output = [50, 51], list(range(100, 200))
         answer(drafter, 0, prompt, output[:60])
         drafter.start(0, prompt + output[:61], 2)
         drafter.observe([observation(0, prompt + output, 39)])
         drafter.release(0)
         assert pool.num_tokens == 61 + 71 + 1  # 32 of the first 61 tokens are there again, for context
-        assert drafted(drafter, [158, 159, 160]).ids == (161, 162, 163)
+        assert drafted(drafter, [158, 159, 160]).ids == (161, 162, 163, 164)
 
     def test_without_a_pool_nothing_is_kept(self) -> None:
         drafter = SuffixDrafter()

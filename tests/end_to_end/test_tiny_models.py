@@ -53,6 +53,7 @@ WAYS = ("roomy", "chunks", "preempting")
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.thinned(3)
 def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str) -> None:
     assert_same_tokens(name, k, batch, way, quantization)
 
@@ -61,6 +62,7 @@ def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("k", "batch"), [(2, 8), (4, 3)])
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.thinned(3)
 def test_same_tokens_on_torch(name: str, k: int, batch: int, way: str, quantization: str) -> None:
     assert_same_tokens(name, k, batch, way, quantization)
 
@@ -68,6 +70,7 @@ def test_same_tokens_on_torch(name: str, k: int, batch: int, way: str, quantizat
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.thinned(3)
 def test_drafters_that_take_turns_and_drafts_that_are_cut_change_no_token(
     batch: int, way: str, quantization: str
 ) -> None:

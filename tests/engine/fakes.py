@@ -168,9 +168,11 @@ class ScriptedDrafter:
         self.script = script
         self.alive: dict[int, list[int]] = {}
         self.observed = 0
+        self.tenants: list[str] = []
 
-    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int, *, tenant: str = "") -> None:
         assert request_id not in self.alive
+        self.tenants.append(tenant)
         self.alive[request_id] = list(token_ids)
 
     def observe(self, observations: Sequence[Observation]) -> None:

@@ -107,6 +107,7 @@ def test_temperature_0_is_greedy_whatever_else_is_set(drafter: str | None) -> No
 @pytest.mark.parametrize(
     "changes", [{}, {"frequency_penalty": 0.9}, {"logit_bias": {4: 2.0}, "repetition_penalty": 1.3}]
 )
+@pytest.mark.thinned(3)
 def test_settings_that_leave_one_token_are_greedy(drafter: str | None, changes: dict[str, Any]) -> None:
     greedy = texts([Job([i, 2], replace(GREEDY, **changes)) for i in range(4)])
     for same in ({"top_k": 1}, {"top_p": 1e-12}, {"min_p": 1.0}, {"temperature": 1e-6}, {"temperature": 5e-324}):

@@ -175,6 +175,7 @@ class TestResume:
     @pytest.mark.parametrize("path", RowPath)
     @pytest.mark.parametrize("quantization", PRECISIONS)
     @pytest.mark.parametrize("exit_layer", [0, 1, 2, 3, 4])
+    @pytest.mark.thinned(3)
     def test_equals_the_full_forward(self, exit_layer, quantization, path):
         decoder = tiny_decoder("qwen2-window", quantization)
         decoder.row_path = path

@@ -85,6 +85,7 @@ def pushed(
 @pytest.mark.parametrize("name", TOKENIZERS)
 @EXACT
 @given(data=st.data())
+@pytest.mark.thinned(2)
 def test_any_ids(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
     # Two ids beyond the vocabulary: they have no text.
@@ -269,6 +270,7 @@ def continued(tokenizer: Tokenizer, prompt: list[int], output: list[int]) -> str
 @pytest.mark.parametrize("name", TOKENIZERS)
 @EXACT
 @given(data=st.data())
+@pytest.mark.thinned(2)
 def test_what_follows_a_prompt_is_the_rest_of_the_whole_text(name: str, data: st.DataObject) -> None:
     """Where the prompt's own text is a beginning of the whole text, the output is exactly what comes behind it."""
     tokenizer = TOKENIZERS[name]

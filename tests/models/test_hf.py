@@ -34,6 +34,7 @@ def adapted(kind):
 
 
 @pytest.mark.parametrize("kind", RIGHT)
+@pytest.mark.thinned(2)
 def test_logits_are_the_models_own(kind):
     """Three requests in packs of random pieces, with drafts that are taken back, against eager passes of each alone."""
     source = random.Random(3)
@@ -132,6 +133,7 @@ def test_same_tokens_with_and_without_drafts(kind):
 
 
 @pytest.mark.parametrize("path", [RowPath.ROW_ATTENTION, RowPath.SINGLE_ROWS])
+@pytest.mark.thinned(2)
 def test_same_tokens_on_the_slower_ways(path):
     model = TransformersModel(tiny_model("gemma2"))
     model.row_path = path
@@ -141,6 +143,7 @@ def test_same_tokens_on_the_slower_ways(path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["gpt2", "mixtral"])
+@pytest.mark.thinned(4)
 def test_half_precision(kind, dtype):
     model = TransformersModel(tiny_model(kind, dtype))
     assert probe_rows(model).passed

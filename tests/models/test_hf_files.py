@@ -46,6 +46,7 @@ def texts(model: Path, speculative: Any, **options: Any) -> list[list[int]]:
     ids=str,
 )
 @pytest.mark.parametrize("kind", ["gpt2", "gemma2"])
+@pytest.mark.thinned(4)
 def test_text_with_and_without_drafts(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     folder = write_model(tmp_path / kind, kind)
     notes: list[str] = []

@@ -124,6 +124,7 @@ def test_what_fails_in_pieces_is_told_as_such(monkeypatch):
 
 @pytest.mark.parametrize("path", RowPath)
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt_oss", "deepseek_v3"])
+@pytest.mark.thinned(3)
 def test_a_window_or_slot_off_by_one_would_be_noticed(kind, path, monkeypatch):
     """The comparison fails if outpace's own attention sees one slot too few."""
     monkeypatch.setattr(
@@ -145,6 +146,7 @@ def test_a_window_or_slot_off_by_one_would_be_noticed(kind, path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", RIGHT)
+@pytest.mark.thinned(3)
 def test_rows_keep_their_bits_here(kind):
     report = probe_rows(TransformersModel(tiny_model(kind)))
     assert (report.row_path, report.passed) == (RowPath.BLOCKS, True)
@@ -167,6 +169,7 @@ def test_rows_keep_their_bits_on_torchs_kernels(pack):
     assert probe_rows(model).passed
 
 
+@pytest.mark.slow
 def test_two_threads_give_the_same_bits():
     model = TransformersModel(tiny_model("gpt_neox"))
     report = probe_rows(model)

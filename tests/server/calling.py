@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from outpace.async_llm import AsyncLLM
 from outpace.server.app import create_app
+from outpace.server.connections import Connection
 from outpace.server.settings import ServerSettings
 
 T = TypeVar("T")
@@ -62,7 +63,9 @@ def _transport(library: Any, app: FastAPI) -> Any:
 async def listening(llm: AsyncLLM, settings: ServerSettings | None = None) -> AsyncIterator[str]:
     """The address of a real server; the engine is started and closed with it."""
     app = create_app(llm, settings or ServerSettings())
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=Connection, ws="none", log_config=None, access_log=False, lifespan="off")
+    )
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with llm:

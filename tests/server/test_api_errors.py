@@ -14,6 +14,11 @@ from tests.server.scripted import HERMES, scripted
 
 JSON = {"Content-Type": "application/json"}
 TOOL = {"type": "function", "function": {"name": "f"}}
+NOT_POSSIBLE = {
+    "type": "function",
+    "function": {"name": "g", "parameters": {"properties": {"a": {"$ref": "#/nowhere"}}}},
+}
+"""A tool whose arguments no grammar can prescribe."""
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 
 POSSIBLE: list[dict[str, Any]] = [
@@ -78,6 +83,10 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+    ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
+    ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+    ({"structured_outputs": 5}, "structured_outputs"),
+    ({"tools": [NOT_POSSIBLE], "tool_choice": "required"}, "tools"),
     ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": 5}, "tools"),
@@ -88,7 +97,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"speculative": True}, "speculative"),
     ({"speculative": {"num_speculative_tokens": 65}}, "speculative.num_speculative_tokens"),
     ({"speculative": {"enabled": "no"}}, "speculative.enabled"),
-    ({"speculative": {"tokens": 5}}, "speculative"),
+    ({"speculative": {"tokens": 5}}, "speculative.tokens"),
     ({"speculative": {"method": "eagle"}}, "speculative.method"),
     ({"outpace": {"pieces": 1}}, "outpace.pieces"),
     ({"outpace": {"piece": True}}, "outpace.piece"),
@@ -166,6 +175,14 @@ def test_hints() -> None:
                 (CHAT, {"messages": USER, "prompt": "a"}, "it belongs to /v1/completions"),
                 (COMPLETIONS, {"prompt": "a", "messages": USER}, "it belongs to /v1/chat/completions"),
                 (CHAT, {"messages": USER, "guided_regex": "a"}, "structured_outputs="),
+                (
+                    CHAT,
+                    {"messages": USER, "speculative": {"enable": True}},
+                    "there is no 'enable'; did you mean enabled?",
+                ),
+                (CHAT, {"messages": USER, "speculative": 3}, "it must be an object"),
+                (CHAT, {"messages": 3}, "it must be an array"),
+                (CHAT, {"messages": USER, "stream": "yes"}, "it must be true or false"),
             ):
                 assert hint in (await refused(client, path, **body))["message"]
 
@@ -242,6 +259,19 @@ def test_models_and_paths() -> None:
             answer = await client.get(CHAT)
             assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
             assert answer.json()["error"]["code"] == "method_not_allowed"
-            assert (await client.post("/health")).json()["error"]["message"].endswith("use GET")
+            assert (await client.post("/health")).json()["error"]["message"].endswith("use GET, HEAD")
+
+    run(main())
+
+
+def test_what_can_be_fetched_can_be_asked_for_without_its_body() -> None:
+    """As those do that watch over servers."""
+
+    async def main() -> None:
+        async with client_of(scripted()) as client:
+            for path in ("/", "/health", "/version", "/metrics", "/v1/models", "/v1/models/org/scripted"):
+                there = await client.get(path)
+                answer = await client.head(path)
+                assert (answer.status_code, answer.headers["content-type"]) == (200, there.headers["content-type"])
 
     run(main())

@@ -9,7 +9,8 @@ import pytest
 
 from outpace.server.errors import ApiError
 from outpace.server.fields_page import tables, with_tables
-from outpace.server.requests import ChatRequest, CompletionRequest, GenerationRequest, read_request, sampling_names
+from outpace.server.reading import read_request
+from outpace.server.requests import ChatRequest, CompletionRequest, GenerationRequest, sampling_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 BOTH = {

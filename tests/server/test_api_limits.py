@@ -6,12 +6,14 @@ import json
 from collections.abc import AsyncIterator
 
 import httpx
+import pytest
 
+from outpace.models.tokenizer import Tokenizer
 from outpace.server.app import create_app
 from outpace.server.settings import ServerSettings
 from tests.asynchronous import run
-from tests.server.calling import CHAT, COMPLETIONS, USER, client_of
-from tests.server.scripted import scripted
+from tests.server.calling import CHAT, COMPLETIONS, USER, client_of, post, refused
+from tests.server.scripted import CAPACITY, scripted
 
 JSON = {"Content-Type": "application/json"}
 
@@ -33,6 +35,39 @@ def test_a_body_that_is_too_large_is_refused_however_it_comes() -> None:
                 answer = await client.post(CHAT, content=content, headers=JSON)
                 assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
             assert not sent  # the last one was cut off
+
+    run(main())
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoding 16 MB takes many seconds, in one of the two threads that all clients share."""
+    encoded: list[int] = []
+    encode = Tokenizer.encode
+
+    def watched(self: Tokenizer, text: str) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text)
+
+    async def main() -> None:
+        async with client_of(scripted("ok", drafts=False)) as client:
+            monkeypatch.setattr(Tokenizer, "encode", watched)
+            longest = max(map(len, scripted().tokenizer.vocab))
+            most = CAPACITY * longest
+            for path, param, body in (
+                (COMPLETIONS, "prompt", {"prompt": "a" * (most + 1)}),
+                (COMPLETIONS, "prompt[1]", {"prompt": ["a", "a" * (most + 1)]}),
+                (CHAT, "messages[1].content", {"messages": [*USER, {"role": "user", "content": "a" * (most + 1)}]}),
+            ):
+                encoded.clear()
+                error = await refused(client, path, **body)
+                assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+                assert f"at most {most}" in error["message"]
+                assert max(encoded, default=0) <= most
+            # as long as is possible: that it does not fit is found by encoding it
+            error = await refused(client, COMPLETIONS, prompt="a" * most)
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+            assert encoded[-1] == most
+            await post(client, COMPLETIONS, prompt="a" * (most + 1), truncate_prompt_tokens=5, max_tokens=1)
 
     run(main())
 

@@ -38,9 +38,9 @@ def test_every_option_of_the_engine_reaches_its_field() -> None:
         "m", "-q", "int4", "--dtype", "bfloat16", "--kernels", "native", "--max-model-len", "100",
         "--max-num-seqs", "3", "--max-num-batched-tokens", "64", "--max-logprobs", "5",
         "--cache-tokens", "900", "--no-enable-prefix-caching", "--threads", "1",
-        "--trust-remote-code", "--allow-pickle",
+        "--trust-remote-code", "--allow-pickle", "--speculative-control", "fixed",
     ).engine  # fmt: skip
-    assert found == EngineConfig("m", "int4", "bfloat16", "native", 100, 3, 64, 5, 900, False, 1, True, True)
+    assert found == EngineConfig("m", "int4", "bfloat16", "native", 100, 3, 64, 5, 900, False, 1, True, True, "fixed")
     assert all(getattr(found, item.name) != item.default for item in fields(EngineConfig))
 
 
@@ -78,7 +78,7 @@ def test_every_option_of_the_server_reaches_its_field(tmp_path: Path) -> None:
 
 
 DRAFT_5 = SpeculativeConfig(method="draft_model", model="d/small", num_speculative_tokens=5)
-NGRAM_5_4 = SpeculativeConfig(num_speculative_tokens=5, prompt_lookup_max=4)
+NGRAM_5_4 = SpeculativeConfig(method="ngram", num_speculative_tokens=5, prompt_lookup_max=4)
 PUBLISHED = [
     # A draft model: the flags of the first generation, the JSON of the second, the flags of the third.
     ("--model t/large --speculative-model d/small --num-speculative-tokens 5", DRAFT_5),
@@ -164,9 +164,11 @@ def test_the_classic_line_has_nothing_to_warn_of() -> None:
     assert read("--model", "A", "--speculative-model", "B", "--num-speculative-tokens", "5").warnings == []
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp", "suffix"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp"])
 def test_methods_that_are_not_there_are_refused_with_those_that_are(method: str) -> None:
-    with pytest.raises(InvalidParameter, match=rf"method='{method}' is not known; possible: ngram, draft_model"):
+    with pytest.raises(
+        InvalidParameter, match=rf"method='{method}' is not known; possible: auto, suffix, ngram, draft_model"
+    ):
         read("t", "--speculative-config", json.dumps({"method": method, "model": "d", "num_speculative_tokens": 2}))
 
 
@@ -404,12 +406,12 @@ def test_a_config_file_stands_below_the_command_line(tmp_path: Path) -> None:
     assert found.server == ServerSettings(
         port=9000, api_keys=("a", "b"), allowed_origins=("*",), served_model_names=("m",)
     )
-    assert found.speculative == [SpeculativeConfig(num_speculative_tokens=7)]
+    assert found.speculative == [SpeculativeConfig(method="ngram", num_speculative_tokens=7)]
     assert found.print_config is False
     assert "--enforce-eager" in found.warnings[0]
     above = read("n", "--config", str(path), "--port", "1", "--spec-tokens", "2", "--trust-remote-code")
     assert (above.engine.model, above.server.port, above.engine.trust_remote_code) == ("n", 1, True)
-    assert above.speculative == [SpeculativeConfig(num_speculative_tokens=2)]
+    assert above.speculative == [SpeculativeConfig(method="ngram", num_speculative_tokens=2)]
 
 
 @pytest.mark.parametrize(

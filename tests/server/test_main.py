@@ -118,7 +118,12 @@ def test_a_server_from_start_to_end(folder: Path) -> None:
     with started(*arguments, *OPTIONS, module="outpace.server") as process:
         address = process.address()
         ready = next(line for line in process.lines if "ready at" in line)
-        for part in (folder.name, "drafter ngram, at most 3 tokens", "memory: model", "cache of at most 20000 tokens"):
+        for part in (
+            folder.name,
+            "drafter suffix, at most 3 tokens",
+            "memory: model",
+            "cache of at most 20000 tokens (",
+        ):
             assert part in ready
         assert sum("--tensor-parallel-size" in line for line in process.lines) == 1
         assert any("loading" in line for line in process.lines)
@@ -126,11 +131,17 @@ def test_a_server_from_start_to_end(folder: Path) -> None:
         second = run(str(folder), "--port", address.rpartition(":")[2])
         assert (second.returncode, second.stdout) == (1, "")
         assert "is taken by another program" in second.stderr
+        half_sent = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+        half_sent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
+        half_sent.sendall(b"Content-Length: 50\r\n\r\n{")
         with httpx.stream("POST", f"{address}/v1/completions", json=completion(100), timeout=PATIENCE) as response:
             assert response.status_code == 200
             assert tokens_of(response, lambda: process.popen.send_signal(signal.SIGTERM)) > 20
+        with half_sent:
+            assert half_sent.recv(100) == b""  # it is not waited for: nothing could come of it
         assert process.end() == 0
         assert any("1 request may go on for 30 s" in line for line in process.lines)
+        assert not any("Traceback" in line for line in process.lines)
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{address}/v1/models")
 
@@ -160,7 +171,10 @@ def test_answers_that_take_longer_than_the_time_to_drain_are_cut(folder: Path) -
             lines = response.iter_lines()
             next(lines)
             process.popen.send_signal(signal.SIGTERM)
+            *_, last = (line for line in lines if line)
+            assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the engine was closed"
             assert process.end() == 0
+        assert not any("Traceback" in line for line in process.lines)
 
 
 @pytest.mark.slow
@@ -192,6 +206,15 @@ def test_it_answers_without_torch(line: str) -> None:
     expected, text = WITHOUT_TORCH[line]
     assert (done.returncode, text in done.stdout + done.stderr) == (expected, True), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_chat_template_that_cannot_be_read_is_told_before_the_model_loads(folder: Path, tmp_path: Path) -> None:
+    template = tmp_path / "broken.jinja"
+    template.write_text("{{ messages[0].content }}\n{% if messages")
+    done = run(str(folder), *OPTIONS, "--chat-template", str(template))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--chat-template cannot be read: line 2: " in done.stderr
+    assert "loading" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_print_config_is_json_with_everything_in_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outpace.async_llm import FinishedRequest, Load
 from outpace.config import SpeculativeConfig
+from outpace.decisions import ControlReport, DrafterReport
 from outpace.drafters.ngram import NgramDrafter
 from outpace.engine.outputs import CompletionOutput, RequestStats
 from outpace.server.metrics import Metrics, add_metrics
@@ -169,9 +170,11 @@ def test_the_text_is_prometheus_own_format() -> None:
         *(f"{by}:spec_decode_num_accepted_tokens_per_pos_total" for by in ("vllm", "outpace")),
         *(f"vllm:{name}_total" for name in ("prompt_tokens", "generation_tokens", "num_preemptions")),
         *(f"vllm:{name}_total" for name in ("prefix_cache_queries", "prefix_cache_hits", "request_success")),
+        *(f"outpace:{what}_total" for what in ("drafting_seconds", "verifying_seconds", "expected_accepted_tokens")),
     }
     assert {name for name, kind in types.items() if kind == "gauge"} == {
-        *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+        *("outpace:expected_gain", "outpace:gain", "outpace:drafter_off"),
     }
     assert {name for name, kind in types.items() if kind == "histogram"} == {
         *("vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"),
@@ -277,3 +280,22 @@ def test_a_server_counts_what_its_requests_report(caplog: pytest.LogCaptureFixtu
     run(main())
     lines = [record.getMessage() for record in caplog.records if record.name == "outpace.server.spec_log"]
     assert lines and lines[0].startswith("SpecDecoding metrics: Mean acceptance length: ")
+
+
+def test_what_the_controller_reports() -> None:
+    on = DrafterReport("suffix", 5, 20, 11.5, 12, 0.0, 0.25, 1.5, 1.75, None)
+    off = DrafterReport("draft_model", 0, 0, 0.0, 0, 0.5, 0.0, None, None, "draft_model: 0.8 tokens expected")
+    report = ControlReport({"suffix": on, "draft_model": off}, 9, 1.0, 0.0)
+    content, _ = Metrics("m/odel", Load, control=lambda: report).text()
+    found = {line for line in content.decode().splitlines() if line.startswith("outpace:") and "drafter=" in line}
+    labels = {name: f'{{drafter="{name}",engine="0",model_name="m/odel"}}' for name in report.drafters}
+    assert found == {
+        *(f"outpace:drafting_seconds_total{labels[name]} {n}" for name, n in (("suffix", 0.0), ("draft_model", 0.5))),
+        *(f"outpace:verifying_seconds_total{labels[name]} {n}" for name, n in (("suffix", 0.25), ("draft_model", 0.0))),
+        f"outpace:expected_accepted_tokens_total{labels['suffix']} 11.5",
+        f"outpace:expected_accepted_tokens_total{labels['draft_model']} 0.0",
+        f"outpace:expected_gain{labels['suffix']} 1.5",
+        f"outpace:gain{labels['suffix']} 1.75",
+        f"outpace:drafter_off{labels['suffix']} 0.0",
+        f"outpace:drafter_off{labels['draft_model']} 1.0",
+    }

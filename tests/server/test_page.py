@@ -18,7 +18,7 @@ from tests.server.scripted import scripted
 
 HTML = load_page().body.decode()
 _VOID = {"meta", "link", "input", "br"}
-_SOURCES = ["prompt", "output", "draft-model", "early-exit", "grammar", "other"]
+_SOURCES = ["prompt", "output", "draft-model", "early-exit", "grammar", "pool", "other"]
 """CSS variables of the drafters' colours."""
 _READABLE = 4.5
 """Least contrast of text, WCAG 2.2 level AA."""
@@ -221,7 +221,7 @@ def test_sources_are_told_apart_without_colours() -> None:
     rules = re.findall(r"^\[data-source(?:=\"?([a-z ]+)\"?)?\] \{(.*?)\}$", HTML, re.MULTILINE)
     drawn = {name: re.search(r"text-decoration: ([^;]*)", body) for name, body in rules}
     lines = {name: found[1] for name, found in drawn.items() if found is not None}
-    assert set(lines) == {"", "own", "prompt", "output", "draft model", "early exit", "grammar"}
+    assert set(lines) == {"", "own", "prompt", "output", "draft model", "early exit", "grammar", "pool"}
     styles = {re.sub(r" \d+px", "", line) for name, line in lines.items() if name}
     # Any other drafter has a plain line too, but its tokens are slanted.
     assert len(styles) == len(lines) - 1

@@ -36,8 +36,8 @@ def test_tokens_are_shown_by_where_they_came_from(browser: Browser) -> None:
         announced = run(tab, server)
         assert tokens_of(tab, "speculative") == [[text, source or "own"] for text, source in TOKENS if text]
         assert tab.value("document.querySelectorAll('.text b').length") == 0  # text never becomes markup
-        expected = {"own": 5, "prompt": 2, "output": 1, "draft model": 1, "early exit": 1, "grammar": 1, "other": 1}
-        assert legend_of(tab) == expected
+        drafted = {"prompt": 2, "output": 1, "draft model": 1, "early exit": 1, "grammar": 1, "other": 1}
+        assert legend_of(tab) == {"own": 5, "pool": 0, **drafted}
         drawn = "s => { const c = getComputedStyle(s); return [c.color, c.textDecoration, c.fontStyle].join() }"
         styles = tab.value(f"[...document.querySelectorAll('.text span')].map({drawn})")
         by_source = dict(zip([source for text, source in TOKENS if text], styles, strict=True))

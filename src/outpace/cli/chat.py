@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from outpace.cli.backend import Backend, has_chat_template, open_llm, print_config, stream
 from outpace.cli.generate import stream_answer
 from outpace.cli.options import engine_config, speculative_config
-from outpace.cli.report import result_object, stats_lines
+from outpace.cli.report import control_lines, result_object, stats_lines
 from outpace.cli.sampling import sampling_params
 from outpace.cli.streams import say, standard_input
 from outpace.errors import BadInput, InvalidPrompt
@@ -119,7 +119,8 @@ class Conversation:
         if self._last is None:
             say("Nothing has been answered yet.")
             return
-        for line in stats_lines(self._last.stats, len(self._last.prompt_token_ids)):
+        lines = stats_lines(self._last.stats, len(self._last.prompt_token_ids))
+        for line in [*lines, *control_lines(self._llm.control())]:
             say(line)
 
 

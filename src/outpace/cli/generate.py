@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from outpace.cli.backend import Backend, has_chat_template, open_llm, print_config, stream
 from outpace.cli.options import engine_config, speculative_config
 from outpace.cli.progress import PromptProgress
-from outpace.cli.report import logprob_lines, result_object, stats_lines
+from outpace.cli.report import control_lines, logprob_lines, result_object, stats_lines
 from outpace.cli.sampling import sampling_params
 from outpace.cli.streams import say, standard_input
 from outpace.errors import BadInput, InvalidPrompt
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
     else:
         show_answers(output)
     if arguments.stats:
-        for line in stats_lines(output.stats, len(output.prompt_token_ids)):
+        for line in [*stats_lines(output.stats, len(output.prompt_token_ids)), *control_lines(llm.control())]:
             say(line)
     return 0
 

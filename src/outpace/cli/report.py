@@ -7,9 +7,19 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outpace.decisions import ControlReport
     from outpace.engine.outputs import CompletionOutput, RequestOutput, RequestStats, TokenLogprobs
 
-__all__ = ["counted", "gigabytes", "logprob_lines", "megabytes", "percent", "result_object", "stats_lines"]
+__all__ = [
+    "control_lines",
+    "counted",
+    "gigabytes",
+    "logprob_lines",
+    "megabytes",
+    "percent",
+    "result_object",
+    "stats_lines",
+]
 
 
 def result_object(output: RequestOutput) -> dict[str, Any]:
@@ -91,10 +101,30 @@ def stats_lines(stats: RequestStats, num_prompt_tokens: int) -> list[str]:
             f"{counted(stats.steps, 'step')}; mean acceptance length {stats.mean_acceptance_length:.2f}"
         )
         lines.append("accepted by position: " + " ".join(percent(share) for share in stats.per_position or []))
+    if len(stats.by_drafter) > 1:
+        lines += [
+            f"  {name}: {counts.accepted_tokens} of {counts.draft_tokens} accepted in {counted(counts.drafts, 'draft')}"
+            for name, counts in stats.by_drafter.items()
+        ]
     if stats.station_seconds:
         lines.append("seconds: " + ", ".join(f"{name} {took:.3f}" for name, took in stats.station_seconds.items()))
     if stats.memory:
         lines.append("memory: " + ", ".join(f"{name} {megabytes(held)}" for name, held in stats.memory.items()))
+    return lines
+
+
+def control_lines(report: ControlReport) -> list[str]:
+    """What every drafter brought since the model was loaded, against what was expected, and why one is not asked."""
+    lines = []
+    for name, found in report.drafters.items():
+        if found.drafts and found.gain is not None and found.expected_gain is not None:
+            lines.append(
+                f"{name}: {found.gain:.2f}x of plain decoding (expected {found.expected_gain:.2f}x) in its steps; "
+                f"{found.accepted} tokens kept (expected {found.expected_accepted:.0f}); "
+                f"{found.drafting_seconds:.3f} s drafting, {found.verifying_seconds:.3f} s more verifying"
+            )
+        if found.off is not None:
+            lines.append(f"off now: {found.off}")
     return lines
 
 

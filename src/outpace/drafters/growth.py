@@ -86,6 +86,7 @@ def _probabilities(logits: torch.Tensor, rows: Sequence[int], tokens: Sequence[i
     if not rows:
         return []
     wanted = logits if len(rows) == logits.shape[0] else logits[list(rows)]
-    picked = wanted[torch.arange(len(rows)), torch.tensor([tokens[row] for row in rows])]
+    ids = torch.tensor([[tokens[row]] for row in rows], dtype=torch.int64, device="cpu")
+    picked = wanted.gather(1, ids)[:, 0]
     found: list[float] = (picked - wanted.logsumexp(dim=1)).exp().tolist()
     return found

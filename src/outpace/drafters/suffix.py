@@ -2,22 +2,48 @@
 
 Oliaro et al. "SuffixDecoding" 2411.04975, Hu et al. "SAM-Decoding" 2411.10666. The request's own prompt and output are
 looked through and, where a pool is given, past outputs of the same tenant. The longest match wins, of equal ones the
-request's own. The draft follows the most frequent continuation token by token, of equally frequent ones the newest, and
-may be as long as the match is trustworthy. Nothing is computed by a model and no weights are held.
+request's own; the other is asked if that has nothing worth drafting. The draft follows the most frequent continuation
+token by token, of equally frequent ones the newest, as far as it can be trusted. Nothing is computed by a model and no
+weights are held.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from outpace.drafters.suffix_automaton import SuffixAutomaton
-from outpace.drafters.suffix_pool import OutputPool, PoolMatcher
+from outpace.drafters.suffix_pool import OutputPool, PoolMatch, PoolMatcher
 from outpace.errors import InvalidParameter
 from outpace.protocols import DrafterNeeds
 from outpace.types import Ask, Draft, Observation
 
 __all__ = ["SuffixDrafter"]
+
+
+class _Doubt(NamedTuple):
+    """What speaks against a continuation beside what was counted, in occurrences; less, the longer the match.
+
+    Fitted to greedy text of a 135M model on eight kinds of task, the pool's also to answers to prompts that were asked
+    before in other words.
+
+    Args:
+        after_one: with one token that matches.
+        power: with n tokens it is after_one / n ** power.
+    """
+
+    after_one: float
+    power: float
+
+    def confidence(self, length: int, agreeing: int, total: int) -> float:
+        """The chance that a token is kept which followed `agreeing` of `total` times after so many matching tokens."""
+        return agreeing / (total + self.after_one * math.pow(length, -self.power))
+
+
+_OWN = _Doubt(1.8, 1.2)
+_POOL = _Doubt(12.0, 1.9)
 
 _RESTART_OVERLAP = 32
 """Tokens of its earlier output that a preempted request brings along, so that what is new has its context."""
@@ -44,11 +70,14 @@ class _State:
 
 @dataclass(slots=True)
 class _Chain:
-    """A draft while it grows."""
+    """A draft while it grows: tokens, where in the text they were last, and how likely each is kept."""
 
     ids: list[int]
-    sources: list[str]
+    positions: list[int]
     confidence: list[float]
+
+    def draft(self, sources: Sequence[str]) -> Draft:
+        return Draft.chain(self.ids, sources, confidence=self.confidence) if self.ids else Draft()
 
 
 class SuffixDrafter:
@@ -58,6 +87,8 @@ class SuffixDrafter:
         shortest: tokens that must match, at least 1.
         factor: draft tokens for every token that matches.
         offset: draft tokens added to that; may be negative.
+        least_chance: a draft ends where its tokens are all kept with less than this chance, by their confidence. 0 for
+            no such end.
         pool: past outputs; a request's own enter it when the request goes. None: no request sees another's text.
 
     Raises:
@@ -68,7 +99,13 @@ class SuffixDrafter:
     needs = DrafterNeeds()
 
     def __init__(
-        self, *, shortest: int = 2, factor: float = 1.0, offset: float = 0.0, pool: OutputPool | None = None
+        self,
+        *,
+        shortest: int = 1,
+        factor: float = 2.0,
+        offset: float = 2.0,
+        least_chance: float = 0.3,
+        pool: OutputPool | None = None,
     ) -> None:
         if shortest < 1:
             raise InvalidParameter(f"shortest={shortest} is not possible: at least 1 token must match")
@@ -76,9 +113,12 @@ class SuffixDrafter:
             raise InvalidParameter(
                 f"factor={factor} with offset={offset} never drafts: factor must be above 0, or 0 with an offset of 1"
             )
+        if not 0 <= least_chance < 1:
+            raise InvalidParameter(f"least_chance={least_chance} is not possible: it must be in [0, 1)")
         self._shortest = shortest
         self._factor = factor
         self._offset = offset
+        self._least_chance = least_chance
         self._pool = pool
         self._states: dict[int, _State] = {}
 
@@ -98,6 +138,9 @@ class SuffixDrafter:
             if state.matcher is not None and seen.num_new_tokens:
                 _catch_up(state, seen.token_ids)
 
+    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+        return 0
+
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
         return [self._propose(ask) for ask in asks]
 
@@ -111,61 +154,59 @@ class SuffixDrafter:
     def _propose(self, ask: Ask) -> Draft:
         state = self._states[ask.request_id]
         _catch_up(state, ask.token_ids)
-        own = state.automaton.match
-        length = state.automaton.length(own)
         found = None if state.matcher is None else state.matcher.find(ask.token_ids)
-        if found is not None and found.length > length:
-            limit = self._limit(found.length, ask.num_draft_tokens)
-            chain = _follow(found.segment.automaton, found.state, found.length, limit, 0, pooled=True)
-            if chain.ids and self._pool is not None:
-                self._pool.touch(found.segment)
-        else:
-            limit = self._limit(length, ask.num_draft_tokens)
-            chain = _follow(state.automaton, own, length, limit, state.num_prompt_tokens, pooled=False)
-        return Draft.chain(chain.ids, chain.sources, confidence=chain.confidence) if chain.ids else Draft()
+        most = ask.num_draft_tokens
+        if found is None:
+            return self._from_own_text(state, most)
+        if found.length > state.automaton.length(state.automaton.match):
+            return self._from_pool(found, most) or self._from_own_text(state, most)
+        return self._from_own_text(state, most) or self._from_pool(found, most)
 
-    def _limit(self, length: int, most: int) -> int:
-        """Draft tokens behind a match of so many tokens."""
-        return min(most, int(self._factor * length + self._offset)) if length >= self._shortest else 0
+    def _from_own_text(self, state: _State, most: int) -> Draft:
+        automaton = state.automaton
+        chain = self._follow(automaton, automaton.match, automaton.length(automaton.match), _OWN, most)
+        sources = ["prompt" if place < state.num_prompt_tokens else "output" for place in chain.positions]
+        return chain.draft(sources)
+
+    def _from_pool(self, found: PoolMatch, most: int) -> Draft:
+        assert self._pool is not None
+        chain = self._follow(found.segment.automaton, found.state, found.length, _POOL, most)
+        if chain.ids:
+            self._pool.touch(found.segment)
+        return chain.draft(["pool"] * len(chain.ids))
+
+    def _follow(self, automaton: SuffixAutomaton, state: int, length: int, doubt: _Doubt, most: int) -> _Chain:
+        """Tokens after a match, each the most frequent one after the match and the tokens before it.
+
+        Where the text ends it goes on from the text's own match, which repeats the repetition. A negative number in
+        the text ends the draft.
+
+        Args:
+            automaton: over the text.
+            state: of the match.
+            length: tokens that match.
+            doubt: how far the match is trusted.
+            most: tokens wanted.
+        """
+        chain, chance = _Chain([], [], []), 1.0
+        limit = min(most, int(self._factor * length + self._offset)) if length >= self._shortest else 0
+        while len(chain.ids) < limit:
+            follower = automaton.follower(state)
+            if follower is None:
+                state = automaton.match
+                length = automaton.length(state)
+                continue
+            confidence = doubt.confidence(length, follower.agreeing, follower.total)
+            chance *= confidence
+            if follower.token < 0 or chance < self._least_chance:
+                break
+            chain.ids.append(follower.token)
+            chain.positions.append(follower.position)
+            chain.confidence.append(confidence)
+            state, length = follower.state, length + 1
+        return chain
 
 
 def _catch_up(state: _State, token_ids: Sequence[int]) -> None:
     """Indexes what is new."""
     state.automaton.extend(token_ids[len(state.automaton) :])
-
-
-def _follow(
-    automaton: SuffixAutomaton, state: int, length: int, limit: int, num_prompt: int, *, pooled: bool
-) -> _Chain:
-    """At most `limit` tokens, each the most frequent one after the match and the draft so far.
-
-    Where the text itself ends it goes on from the text's match, which repeats the repetition.
-
-    Args:
-        automaton: over the request's own text or, if `pooled`, over outputs with negative numbers between them.
-        state: of the match.
-        length: tokens that match.
-        limit: most tokens.
-        num_prompt: tokens of the automaton's text that are prompt.
-        pooled: what the tokens are called, and that the text does not go on behind an output.
-    """
-    chain = _Chain([], [], [])
-    while len(chain.ids) < limit:
-        follower = automaton.follower(state)
-        if follower is None:
-            state = automaton.match
-            length = automaton.length(state)
-            continue
-        if follower.token < 0:
-            break
-        chain.ids.append(follower.token)
-        chain.sources.append("pool" if pooled else "prompt" if follower.position < num_prompt else "output")
-        chain.confidence.append(_confidence(length, follower.agreeing, follower.total))
-        state = follower.state
-        length += 1
-    return chain
-
-
-def _confidence(length: int, agreeing: int, total: int) -> float:
-    """How likely a token is kept that followed `agreeing` of `total` times after so many matching tokens."""
-    return (agreeing + 0.5) / (total + 1.0) * (1 - 0.5**length)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 __all__ = ["MAX_HOPS", "ROOT", "Follower", "SuffixAutomaton"]
 
-MAX_HOPS = 32
+MAX_HOPS = 16
 """Links followed to count one token."""
 
 ROOT = 0

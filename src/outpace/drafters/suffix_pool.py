@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,13 +45,11 @@ class Segment:
         tenant: digest of the tenant's name.
         automaton: over the outputs, each followed by a negative number of its own, which no request contains.
         outputs: digests of the outputs.
-        last_used: the pool's clock when text was added or drafted from here.
     """
 
     tenant: bytes
     automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     outputs: set[bytes] = field(default_factory=set)
-    last_used: int = 0
 
     def __len__(self) -> int:
         """Tokens, one more for every output included."""
@@ -76,13 +75,13 @@ class OutputPool:
         self._max_tokens = max_tokens
         self._max_outputs = max_outputs
         self._segments: dict[bytes, list[Segment]] = {}  # by tenant, the newest last
-        self._clock = 0
+        self._by_use: OrderedDict[Segment, None] = OrderedDict()  # the least recently used first
         self.num_tokens = 0
         self.num_outputs = 0
 
     @property
     def memory_bytes(self) -> int:
-        return sum(segment.automaton.memory_bytes for segment in self._all())
+        return sum(segment.automaton.memory_bytes for segment in self._by_use)
 
     def add(self, tenant: str, token_ids: Sequence[int]) -> None:
         """Takes an output up. One that is there already is only noted as used. An empty one is ignored."""
@@ -94,8 +93,7 @@ class OutputPool:
 
     def touch(self, segment: Segment) -> None:
         """A draft was made from this segment."""
-        self._clock += 1
-        segment.last_used = self._clock
+        self._by_use.move_to_end(segment)
 
     def save(self, path: Path, vocabulary: str) -> None:
         """Writes everything to one file, readable by this user only, which appears whole or not at all.
@@ -107,8 +105,7 @@ class OutputPool:
         Raises:
             OSError: the file cannot be written.
         """
-        # The least recently used first, so that loading into a smaller pool keeps the best.
-        segments = sorted(self._all(), key=lambda segment: segment.last_used)
+        segments = list(self._by_use)  # in this order, so that loading into a smaller pool keeps what was used last
         tokens = np.concatenate([np.zeros(0, np.int32), *(np.asarray(s.automaton.tokens, np.int32) for s in segments)])
         metadata = {
             "format": _FORMAT,
@@ -149,9 +146,6 @@ class OutputPool:
         """Tokens of an output that fit into a segment."""
         return self._max_tokens // _SEGMENTS - 1
 
-    def _all(self) -> Iterator[Segment]:
-        return (segment for segments in self._segments.values() for segment in segments)
-
     def _add(self, tenant: bytes, tokens: NDArray[np.int32]) -> None:
         if not tokens.size:
             return
@@ -163,6 +157,7 @@ class OutputPool:
             return
         if not segments or self._is_full(segments[-1], tokens.size):
             segments.append(Segment(tenant))
+            self._by_use[segments[-1]] = None
         segment = segments[-1]
         segment.outputs.add(output)
         segment.automaton.extend(tokens.tolist())
@@ -171,7 +166,7 @@ class OutputPool:
         self.num_outputs += 1
         self.touch(segment)
         while self.num_tokens > self._max_tokens or self.num_outputs > self._max_outputs:
-            self._drop(min(self._all(), key=lambda segment: segment.last_used))
+            self._drop(next(iter(self._by_use)))
 
     def _is_full(self, segment: Segment, num_tokens: int) -> bool:
         return (
@@ -181,6 +176,7 @@ class OutputPool:
     def _drop(self, segment: Segment) -> None:
         self.num_tokens -= len(segment)
         self.num_outputs -= len(segment.outputs)
+        del self._by_use[segment]
         segments = self._segments[segment.tenant]
         segments.remove(segment)
         if not segments:

@@ -85,7 +85,7 @@ class Drafting:
         if request.plan.drafters:
             self._started.add(request.id)
         for name in request.plan.drafters:
-            self.drafters[name].start(request.id, request.token_ids, request.num_prompt_tokens)
+            self.drafters[name].start(request.id, request.token_ids, request.num_prompt_tokens, tenant=request.tenant)
 
     def release(self, request: Request) -> None:
         """The request lost its lane. (After an interrupt it may have had no start yet.)"""

@@ -128,6 +128,7 @@ class Engine:
         speculation: SpeculationParams | None = None,
         *,
         number: int = 0,
+        tenant: str = "",
     ) -> Request:
         """Checks what is asked for and makes a request of it; nothing is queued yet.
 
@@ -136,12 +137,13 @@ class Engine:
             params: resolved (no None among temperature, top_p and top_k). Its n is the caller's business.
             speculation: None follows the engine.
             number: which of the caller's n choices this is.
+            tenant: whose it is: drafts for one tenant never come from the outputs of another.
 
         Raises:
             InvalidPrompt: empty, too long, or with an id outside the vocabulary.
             InvalidParameter: an unknown drafter, an id outside the vocabulary, or a contradiction.
         """
-        return self._preparing.request(next(self._ids), prompt_token_ids, params, speculation, number)
+        return self._preparing.request(next(self._ids), prompt_token_ids, params, speculation, number, tenant)
 
     def submit(self, request: Request) -> int:
         """Queues a prepared request. Returns its id."""

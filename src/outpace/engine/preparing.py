@@ -46,6 +46,7 @@ class Preparing:
         params: SamplingParams,
         speculation: SpeculationParams | None,
         number: int,
+        tenant: str,
     ) -> Request:
         """See `Engine.prepare`."""
         prompt = self._truncated(prompt_token_ids, params)
@@ -62,6 +63,7 @@ class Preparing:
             params=params,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             number=number,
+            tenant=tenant,
             stop_ids=own_stops | (frozenset() if params.ignore_eos else self._eos_ids),
             max_total_tokens=limit,
             plan=self._drafting.plan(speculation or SpeculationParams()),

@@ -32,6 +32,7 @@ class Request:
         max_total_tokens: length at which generation ends.
         plan: how it is drafted for.
         text: its text so far.
+        tenant: whose it is; drafts never come from another tenant's text.
         rules: what its parameters do to logits; None for nothing.
         lane: its lane in the target's cache while running.
         num_computed: tokens whose rows are in the target's cache.
@@ -57,6 +58,7 @@ class Request:
     max_total_tokens: int
     plan: DraftPlan
     text: TextBuilder
+    tenant: str = ""
     rules: LogitsRules | None = None
     lane: int | None = None
     num_computed: int = 0

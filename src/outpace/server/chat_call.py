@@ -70,8 +70,13 @@ async def prepare_chat(served: Served, body: ChatRequest) -> ChatCall:
     messages = normalised(body.messages, served.template)
     speculation = body.speculation()
     params = body.sampling(served.settings.seed)
+    for index, message in enumerate(messages):
+        served.check_length(f"messages[{index}].content", message["content"], params)
     try:
         plan = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, format_name=served.tool_format)
+    except OutpaceError as error:
+        raise blame(error, body, "tools") from error
+    try:
         params = _with_plan(params, plan, body)
         prepared = await served.llm.prepare(
             messages, params, speculation, template=chat_variables(served, body), tools=plan.shown

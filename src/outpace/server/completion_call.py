@@ -101,12 +101,15 @@ async def prepare_completion(served: Served, body: CompletionRequest) -> Complet
     _check_number(served, len(prompts) * params.n)
     prepared = []
     for index, prompt in enumerate(prompts):
+        param = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
+        if isinstance(prompt, str):
+            served.check_length(param, prompt, params)
         try:
             if isinstance(prompt, str) and not body.add_special_tokens:
                 prompt = await encode(served.llm.tokenizer, prompt, add_special_tokens=False)
             prepared.append(await served.llm.prepare(prompt, params, speculation))
         except OutpaceError as error:
-            raise blame(error, body, "prompt" if len(prompts) == 1 else f"prompt[{index}]") from error
+            raise blame(error, body, param) from error
     most = num_speculative_tokens(served.llm.built, speculation)
     return CompletionCall(served, body, envelope, prompts, prepared, params, most)
 

@@ -16,9 +16,10 @@ from outpace.async_llm import Prepared
 from outpace.engine.outputs import Piece, RequestOutput
 from outpace.errors import OutpaceError
 from outpace.server.bodies import Pieces, as_json
-from outpace.server.errors import ApiError, as_api_error
+from outpace.server.errors import CLIENT_GONE, ApiError, as_api_error
 from outpace.server.limits import read_json
-from outpace.server.requests import Body, GenerationRequest, read_request
+from outpace.server.reading import read_request
+from outpace.server.requests import Body, GenerationRequest
 from outpace.server.running import ClientGone, Run, unless_gone
 from outpace.server.served import Served
 from outpace.server.streaming import EventStream
@@ -28,9 +29,6 @@ __all__ = ["Envelope", "answer", "blame", "log_answers", "log_prompt", "pieces_o
 R = TypeVar("R", bound=Body)
 
 log = logging.getLogger(__name__)
-
-_CLIENT_GONE = 499
-"""Nobody reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ async def answer(
     try:
         outputs = await unless_gone(request, run.outputs())
     except ClientGone:
-        return Response(status_code=_CLIENT_GONE)
+        return Response(status_code=CLIENT_GONE)
     finally:
         await run.close()
     return Response(as_json(whole(outputs)), media_type="application/json")

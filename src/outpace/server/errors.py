@@ -15,12 +15,24 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from outpace.errors import BadInput, InvalidPrompt, OutpaceError, QueueFull, Unavailable
 
-__all__ = ["ApiError", "add_error_handlers", "as_api_error", "error_body", "error_response", "unexpected"]
+__all__ = [
+    "CLIENT_GONE",
+    "ApiError",
+    "add_error_handlers",
+    "as_api_error",
+    "error_body",
+    "error_response",
+    "unexpected",
+]
 
 log = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+"""The status of an answer that nobody reads: the client went away before it began."""
 
 _LEADING_NAME = re.compile(r"([A-Za-z_]\w*)((?:\.\w+|\[\d+\])*)(?=[= ,.:])")
 _TOO_LONG = re.compile(r"the prompt has \d+ tokens and the context holds \d+")
@@ -144,6 +156,9 @@ def add_error_handlers(app: FastAPI) -> None:
     async def too_deep(request: Request, error: Exception) -> Response:
         return error_response(ApiError(400, "the body is nested too deeply"))
 
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
     async def fault(request: Request, error: Exception) -> Response:
         # uvicorn logs the error, which is raised again behind this
         return error_response(ApiError(500, f"the server failed ({type(error).__name__}); its log says more"))
@@ -152,6 +167,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(OutpaceError, outpace_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RecursionError, too_deep)
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(Exception, fault)
 
 

@@ -15,7 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from outpace.async_llm import AsyncLLM, FinishedRequest, Load, StepReport
+from outpace.decisions import ControlReport
 from outpace.engine.outputs import DraftCounts
+from outpace.server.control_metrics import control_metrics
 from outpace.server.histogram import Histogram
 from outpace.server.spec_log import SpecLogger
 
@@ -66,12 +68,20 @@ class Metrics(Collector):
         drafters: {name of a drafter: most draft tokens a step} of those whose counters are there, at 0, before their
             first draft. Readers that compare before and after need that. Further drafters and positions are added when
             they come.
+        control: what the controller of drafts has to say; called whenever somebody reads.
     """
 
-    def __init__(self, model_name: str, load: Callable[[], Load], drafters: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        load: Callable[[], Load],
+        drafters: Mapping[str, int] | None = None,
+        control: Callable[[], ControlReport] | None = None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self._load = load
+        self._control = control
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._ended = dict.fromkeys(_REASONS, 0)
@@ -103,10 +113,12 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """All numbers as of now, for a registry of Prometheus."""
         load = self._load()
+        reports = self._control().drafters if self._control is not None else {}
         with self._lock:  # for some tenths of a millisecond, so that no step is seen half
             self._counts["prefix_cache_queries"] = load.prefix_cache_queries
             self._counts["prefix_cache_hits"] = load.prefix_cache_hits
-            return [*self._gauges(load), *self._engine(), *self._speculation(), *self._by_drafter()]
+            own = [*self._gauges(load), *self._engine(), *self._speculation(), *self._by_drafter()]
+        return [*own, *control_metrics(reports, self._model_name)]
 
     def _count_finished(self, request: FinishedRequest) -> None:
         """Choices are counted one by one. Only an answer says how long one takes: others were cut short."""
@@ -177,7 +189,7 @@ class Metrics(Collector):
 def add_metrics(app: FastAPI, llm: AsyncLLM, model_name: str) -> Metrics:
     """Listens to the steps of `llm` from now on, answers GET /metrics, and writes the log's lines about speculation."""
     drafters = {config.method: config.num_speculative_tokens for config in llm.built.speculative}
-    metrics = Metrics(model_name, llm.load, drafters)
+    metrics = Metrics(model_name, llm.load, drafters, llm.control)
     llm.on_step(metrics.observe)
     llm.on_step(SpecLogger(max(drafters.values(), default=0)).observe)
 
@@ -185,5 +197,5 @@ def add_metrics(app: FastAPI, llm: AsyncLLM, model_name: str) -> Metrics:
         content, content_type = metrics.text()
         return Response(content, media_type=content_type)
 
-    app.add_api_route("/metrics", read, methods=["GET"])
+    app.add_api_route("/metrics", read, methods=["GET", "HEAD"])
     return metrics

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from outpace.checks import check_field, shown
 from outpace.errors import InvalidParameter
@@ -16,14 +15,15 @@ from outpace.refused import known_arguments
 from outpace.server.errors import ApiError, as_api_error
 from outpace.server.fields import CHAT_IGNORED, CHAT_REFUSED, COMPLETION_IGNORED, COMPLETION_REFUSED, Refusal
 from outpace.server.response_format import response_structure
+from outpace.structured import StructuredOutputs
 
-__all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest", "read_request", "sampling_names"]
+__all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest", "sampling_names"]
 
 _COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say: OpenAI's and vLLM's."""
 _ID = r"^[\x21-\x7e]{1,128}$"
 
-R = TypeVar("R", bound="Body")
+P = TypeVar("P", SpeculationParams, StructuredOutputs)
 
 
 class Part(BaseModel):
@@ -103,14 +103,7 @@ class GenerationRequest(Body):
         Raises:
             ApiError: 400.
         """
-        if self.speculative is None:
-            return None
-        try:
-            return SpeculationParams(**known_arguments(SpeculationParams, self.speculative))
-        except InvalidParameter as error:
-            given = (name for name in self.speculative if str(error).startswith(f"{name}="))
-            param = ".".join(["speculative", *given])
-            raise ApiError(400, f"speculative: {error}", param=param) from error
+        return None if self.speculative is None else _part_of("speculative", SpeculationParams, self.speculative)
 
     def sampling(self, seed: int | None) -> SamplingParams:
         """The sampling parameters, with this seed if the request has none.
@@ -126,6 +119,8 @@ class GenerationRequest(Body):
                 raise ApiError(400, message, param="structured_outputs")
             if structure is None:
                 structure = given.get("structured_outputs")
+                if isinstance(structure, Mapping):
+                    structure = _part_of("structured_outputs", StructuredOutputs, structure)
             own = {"structured_outputs": structure, **self._own_sampling()}
             return SamplingParams.from_mapping({"seed": seed, **given, **own})
         except InvalidParameter as error:
@@ -244,56 +239,21 @@ def sampling_names(body: type[Body]) -> list[str]:
     return [name for name in names if name not in body.model_fields and name not in body._refused]
 
 
-def read_request(body: type[R], given: Mapping[str, Any]) -> R:
-    """Sorts the fields of a JSON object, and checks those that are the server's own.
+def _part_of(field: str, kind: type[P], given: Mapping[str, Any]) -> P:
+    """What an object in a body says, as a parameter of this kind.
 
     Raises:
-        ApiError: 400, naming the field.
+        ApiError: 400, naming the field and its key.
+        InvalidParameter: which names them too.
     """
-    present = {name: value for name, value in given.items() if value is not None}
-    sampled = sampling_names(body)
-    own: dict[str, Any] = {}
-    sampling: dict[str, Any] = {}
-    for name, value in present.items():
-        if name in body.model_fields:
-            own[name] = value
-        elif name in sampled:
-            sampling[name] = value
-        elif name not in body._ignored:
-            _refuse(body, name, value, sampled)
+    known = [item.name for item in fields(kind)]
     try:
-        request = body.model_validate(own)
-    except ValidationError as error:
-        raise _invalid(body, error) from None
-    if isinstance(request, GenerationRequest):
-        request._sampling = sampling
-        request.check()
-    return request
-
-
-def _refuse(body: type[Body], name: str, value: Any, sampled: list[str]) -> None:
-    """Raises ApiError for a field that is refused or not known, unless its value changes nothing."""
-    refusal = body._refused.get(name)
-    if refusal is not None:
-        if refusal.is_neutral(value):
-            return
-        raise ApiError(400, f"{name}={shown(value)} is not possible: {refusal.reason}", param=name)
-    known = [*body.model_fields, *sampled]
-    close = get_close_matches(name, known, n=1)
-    there = next((other._path for other in (ChatRequest, CompletionRequest) if name in other.model_fields), None)
-    hint = f"did you mean {close[0]!r}?" if close else f"it belongs to {there}" if there else "leave it out"
-    message = f"the field {shown(name)} is not known to {body._path}: {hint}"
-    raise ApiError(400, message, param=name, code="unknown_parameter")
-
-
-def _invalid(body: type[Body], error: ValidationError) -> ApiError:
-    """The first thing that pydantic found, in our words."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).lstrip(".")
-    if first["type"] == "missing":
-        return ApiError(400, f"{param} is missing: {body._path} needs it", param=param, code="missing_parameter")
-    if first["type"] == "extra_forbidden":
-        owner = param.rpartition(".")[0] or "the body"
-        return ApiError(400, f"{param} is not known: leave it out of {owner}", param=param, code="unknown_parameter")
-    text = first["msg"][0].lower() + first["msg"][1:]
-    return ApiError(400, f"{param}={shown(first['input'])} is not possible: {text}", param=param)
+        return kind(**known_arguments(kind, given))
+    except InvalidParameter as error:
+        if str(error).startswith(field):
+            raise  # it names the key itself
+        message = str(error).replace(f"{kind.__name__} has no", "there is no")
+        blamed = next((name for name in given if message.startswith((f"{name}=", f"there is no {shown(name)};"))), None)
+        param = field if blamed is None else f"{field}.{blamed}"
+        code = None if blamed is None or blamed in known else "unknown_parameter"
+        raise ApiError(400, f"{field}: {message}", param=param, code=code) from error

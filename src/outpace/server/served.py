@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 
 import outpace
 from outpace.async_llm import AsyncLLM
-from outpace.errors import BadInput
+from outpace.errors import BadInput, InvalidParameter
+from outpace.models.checkpoint import first_line
 from outpace.models.tokenizer import Tokenizer
+from outpace.params import SamplingParams
 from outpace.server.errors import ApiError
 from outpace.server.reasoning import check_reasoning, detect_reasoning
 from outpace.server.settings import ServerSettings
 from outpace.server.tools import check_format, detect_format
 
-__all__ = ["Served", "serve_model"]
+__all__ = ["Served", "check_template", "serve_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Served:
         reasoning_format: how it marks its reasoning; None if it does not.
         created: Unix time at which it was loaded.
         fingerprint: what answers carry as `system_fingerprint`.
+        longest_token: characters of the longest token in the vocabulary.
     """
 
     llm: AsyncLLM
@@ -41,6 +45,7 @@ class Served:
     reasoning_format: str | None
     created: int
     fingerprint: str
+    longest_token: int
 
     @property
     def name(self) -> str:
@@ -50,6 +55,27 @@ class Served:
     def max_model_len(self) -> int | None:
         """Most tokens of a request, prompt and answer."""
         return self.llm.built.config.max_model_len
+
+    def check_length(self, label: str, text: str, params: SamplingParams) -> None:
+        """Lets texts pass that may fit, so that no thread is busy for many seconds with one that cannot.
+
+        Args:
+            label: what the request calls it.
+            text: of a prompt, or a part of one.
+            params: of the request; a prompt that is cut may be of any length.
+
+        Raises:
+            ApiError: 400.
+        """
+        if self.max_model_len is None or params.truncate_prompt_tokens is not None:
+            return
+        most = self.max_model_len * self.longest_token
+        if len(text) > most:
+            message = (
+                f"{label} has {len(text)} characters, and the context of {self.max_model_len} tokens holds at most "
+                f"{most}: shorten it, or set truncate_prompt_tokens"
+            )
+            raise ApiError(400, message, param=label, code="context_length_exceeded")
 
     def check_name(self, name: str | None) -> None:
         """Lets requests pass that name the model, or none.
@@ -83,7 +109,23 @@ def serve_model(llm: AsyncLLM, settings: ServerSettings) -> Served:
         reasoning_format=detect_reasoning(template) if reasoning is None else check_reasoning(reasoning),
         created=int(time.time()),
         fingerprint=f"outpace-{outpace.__version__}",
+        longest_token=max(map(len, llm.tokenizer.vocab), default=1),
     )
+
+
+def check_template(template: str) -> None:
+    """Lets a chat template pass that can be read; whether it can render the messages of a request depends on them.
+
+    Raises:
+        InvalidParameter: its syntax is wrong.
+    """
+    chats = importlib.import_module("transformers.utils.chat_template_utils")
+    syntax_error: type[Exception] = importlib.import_module("jinja2").TemplateSyntaxError
+    try:
+        chats.render_jinja_template([], chat_template=template)  # compiles it, and renders no conversation
+    except syntax_error as error:
+        line = getattr(error, "lineno", "?")
+        raise InvalidParameter(f"--chat-template cannot be read: line {line}: {first_line(error)}") from error
 
 
 def _warm_up(tokenizer: Tokenizer) -> None:

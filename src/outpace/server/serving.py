@@ -18,21 +18,29 @@ from outpace.async_llm import AsyncLLM
 from outpace.build import Built, Notify, Progress, build
 from outpace.models.files import format_bytes
 from outpace.params import SamplingDefaults
+from outpace.protocols import Cache
 from outpace.server.app import create_app
 from outpace.server.arguments import Resolved
+from outpace.server.connections import Connection
+from outpace.server.served import check_template
 from outpace.server.settings import ServerSettings
 
 __all__ = ["build_engine", "ready_line", "serve"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SECONDS_TO_SAY_SO = 5.0
+"""After the time to drain, for clients to be told that their answers were cut off."""
 
 
 def build_engine(resolved: Resolved, notify: Notify, progress: Progress) -> Built:
     """Loads the model, with the sampling defaults that the settings ask for.
 
     Raises:
-        OutpaceError: it cannot be found, read, run or held in memory.
+        InvalidParameter: the chat template of the settings is none.
+        OutpaceError: the model cannot be found, read, run or held in memory.
     """
+    if resolved.server.chat_template is not None:
+        check_template(resolved.server.chat_template)
     built = build(resolved.engine, resolved.speculative, front="api", notify=notify, progress=progress)
     settings = resolved.server
     defaults = built.defaults if settings.generation_config == "auto" else SamplingDefaults()
@@ -55,10 +63,12 @@ async def _serve(built: Built, settings: ServerSettings, listener: socket.socket
     app = create_app(llm, settings)
     config = uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         log_config=None,
         access_log=settings.log_requests,
         root_path=settings.root_path,
-        timeout_graceful_shutdown=settings.drain_seconds,  # type: ignore[arg-type]  # it goes to asyncio.wait_for
+        timeout_graceful_shutdown=_SECONDS_TO_SAY_SO + settings.drain_seconds,  # type: ignore[arg-type]  # for wait_for
     )
     server = _Server(config, llm, settings.drain_seconds, ready_line(built, listener))
     loop = asyncio.get_running_loop()
@@ -111,8 +121,11 @@ class _Server(uvicorn.Server):
             _say(self._ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes the door, and waits for those inside."""
-        await asyncio.gather(super().shutdown(sockets=sockets), self._llm.drain(self._drain_seconds))
+        """Closes the door, and waits for those inside; answers that take too long end with an error."""
+        closing = asyncio.ensure_future(super().shutdown(sockets=sockets))
+        await self._llm.drain(self._drain_seconds)
+        await self._llm.close()
+        await closing
         _say("stopped")
 
 
@@ -120,11 +133,22 @@ def ready_line(built: Built, listener: socket.socket) -> str:
     """One line: address, model, drafter, and what memory each takes."""
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    memory = built.engine.memory()
+    memory, tokens = built.engine.memory(), built.config.cache_tokens or 0
+    cache = f"{tokens} tokens ({format_bytes(tokens * _bytes_of_a_row(built.engine.cache))})"
     return (
         f"ready at http://{address}: {built.banner()}; memory: model {format_bytes(memory['target'])}, drafter "
-        f"{format_bytes(memory['drafter'])}, a cache of at most {built.config.cache_tokens} tokens"
+        f"{format_bytes(memory['drafter'])}, a cache of at most {cache}"
     )
+
+
+def _bytes_of_a_row(cache: Cache) -> int:
+    """Memory of one token in a cache that nobody uses yet, found out by reserving one."""
+    lane = cache.allocate()
+    if lane is None or not cache.reserve(lane, 1):
+        raise AssertionError("a cache without requests has no place")
+    size = cache.bytes_in_use
+    cache.release(lane)
+    return size
 
 
 def _say(text: str) -> None:

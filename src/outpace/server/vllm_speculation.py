@@ -24,8 +24,8 @@ _IGNORED = """
     speculative_token_tree moe_backend attention_backend kv_cache_dtype index_share_for_mtp_iteration
     disable_padded_drafter_batch disable_eagle_block_drop disable_lookahead_block_hashes draft_lm_head_quantization
     use_local_argmax_reduction parallel_drafting num_speculative_tokens_per_batch_size suffix_decoding_max_tree_depth
-    suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decoding_min_token_prob
-    draft_load_config enable_adaptive_verification draft_sample_method dspark_draft_topk xpress_topc
+    suffix_decoding_max_spec_factor suffix_decoding_min_token_prob draft_load_config enable_adaptive_verification
+    draft_sample_method dspark_draft_topk xpress_topc
 """
 IGNORED_KEYS = frozenset(_IGNORED.split())
 """Keys that concern the time drafts take, or hardware, and never the text."""

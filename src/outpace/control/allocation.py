@@ -1,0 +1,168 @@
+"""How many draft tokens to verify and to ask for: pure functions of chances and seconds.
+
+What is maximised is tokens per second, (decoding requests + chances of the draft tokens to be kept) / seconds. Tokens
+are taken in the order of their chance over all requests, which for a given count is the best choice, since chances
+fall along each draft. Every count is looked at: seconds have steps, and what does not pay for one more row may pay for
+four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Candidate", "Plan", "Share", "allocate", "choose_computed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Tokens to verify.
+
+    Args:
+        counts: one a request.
+        tokens: expected of the step: one for each decoding request, and the draft tokens that are kept.
+        seconds: expected of the step.
+        second_best: (draft tokens, expected to be kept, seconds) of the best plan with drafts; None if there is none.
+    """
+
+    counts: list[int]
+    tokens: float
+    seconds: float
+    second_best: tuple[int, float, float] | None = None
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+def allocate(
+    survivals: Sequence[Sequence[float]],
+    seconds: Sequence[float],
+    *,
+    decoding: int,
+    at_least: Sequence[int] | None = None,
+    margin: float = 0.0,
+) -> Plan:
+    """The numbers of tokens that bring the most tokens per second.
+
+    Args:
+        survivals: of every request, the chances that its draft tokens are kept, each no more than the one before it.
+        seconds: [1 + all tokens] of the step with 0, 1, 2, ... draft tokens; never falling.
+        decoding: requests that get a token each in any case, at least 1 for a rate.
+        at_least: tokens of every request that are verified in any case.
+        margin: by how much drafts must beat the fewest tokens possible, relative.
+    """
+    counts = [0] * len(survivals) if at_least is None else list(at_least)
+    if len(survivals) == 1:
+        begin, chances = counts[0], survivals[0]
+        order = None
+    else:
+        order = sorted(
+            (-chance, index, position)
+            for index, survival in enumerate(survivals)
+            for position, chance in enumerate(survival[counts[index] :])
+        )
+        begin, chances = sum(counts), [-entry[0] for entry in order]
+        chances = [0.0] * begin + chances
+    tokens = float(decoding) + sum(sum(survival[:count]) for survival, count in zip(survivals, counts, strict=True))
+    best, best_tokens, base = begin, tokens, tokens / seconds[begin]
+    rest, rest_rate = None, -1.0
+    best_rate = base * (1.0 + margin)
+    for count in range(begin + 1, len(chances) + 1):
+        tokens += chances[count - 1]
+        rate = tokens / seconds[count]
+        if rate > rest_rate:
+            rest, rest_rate = (count, tokens - decoding, seconds[count]), rate
+            if rate > best_rate:
+                best, best_tokens, best_rate = count, tokens, rate
+    if order is None:
+        counts[0] = best
+    else:
+        for _, index, _ in order[: best - begin]:
+            counts[index] += 1
+    return Plan(counts, best_tokens, seconds[best], rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A request that a computing drafter could draft for.
+
+    Args:
+        index: of the request.
+        survival: chances of the tokens it would draft, up to the most it may.
+        instead: (tokens, chances in sum) of the draft at hand that would be dropped for it.
+        price: seconds of catching up, as far as this step has to bear them.
+    """
+
+    index: int
+    survival: list[float]
+    instead: tuple[int, float] = (0, 0.0)
+    price: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Who is drafted for by a computing drafter, and how far.
+
+    Args:
+        members: indices of the requests.
+        num_tokens: that each is asked for, at most.
+        rate: expected tokens per second.
+        tokens: expected of the step.
+        seconds: expected of the step, drafting included.
+        drafting: of these, seconds of the call.
+    """
+
+    members: list[int]
+    num_tokens: int
+    rate: float
+    tokens: float
+    seconds: float
+    drafting: float
+
+
+def choose_computed(
+    candidates: Sequence[Candidate],
+    round_seconds: Sequence[float],
+    step_seconds: Sequence[float],
+    *,
+    tokens: float,
+    num_drafted: int = 0,
+    drafting: float = 0.0,
+) -> Share | None:
+    """The best rate with a computing drafter for one request at least; None without candidates.
+
+    For every length, requests are taken in order of what the drafter brings them over what they have; every number of
+    requests is looked at, as one call drafts for all of them at the price of little more than one.
+
+    Args:
+        candidates: who could be drafted for.
+        round_seconds: [candidates] of one token for each of 1, 2, ... requests.
+        step_seconds: of the step with 0, 1, 2, ... draft tokens, as many as there could be.
+        tokens: expected of the step without this drafter.
+        num_drafted: draft tokens of the step without this drafter.
+        drafting: seconds of calls that are made anyway.
+    """
+    best: Share | None = None
+    best_rate = 0.0
+    rate = tokens / (step_seconds[num_drafted] + drafting)
+    most = max((len(candidate.survival) for candidate in candidates), default=0)
+    sums = [-candidate.instead[1] for candidate in candidates]
+    for length in range(1, 1 + most):
+        for place, candidate in enumerate(candidates):
+            if length <= len(candidate.survival):
+                sums[place] += candidate.survival[length - 1]
+        order = sorted(range(len(sums)), key=lambda at: rate * candidates[at].price - sums[at])
+        expected, rows, price = tokens, num_drafted, drafting
+        for many, place in enumerate(order):
+            candidate = candidates[place]
+            expected += sums[place]
+            rows += min(length, len(candidate.survival)) - candidate.instead[0]
+            price += candidate.price
+            seconds = step_seconds[rows] + length * round_seconds[many] + price
+            if expected / seconds > best_rate:
+                best_rate = expected / seconds
+                members = [candidates[at].index for at in order[: many + 1]]
+                best = Share(members, length, best_rate, expected, seconds, seconds - step_seconds[rows] - drafting)
+    return best

@@ -1,0 +1,212 @@
+"""What would pay in this step: plans made of what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from outpace.control.allocation import Candidate, Plan, Share, allocate, choose_computed
+from outpace.control.knowledge import Knowledge
+from outpace.control.tally import Prospect
+from outpace.decisions import Offer, Wish
+
+__all__ = ["Choice", "Surroundings", "best_length", "catch_up_price", "choose"]
+
+FEW_ROWS = 8
+"""A drafter that is no more rows behind is asked as usual; catching up with more is an investment."""
+
+UNTRIED = 0.9
+"""Chance of a token of a computing drafter that is new: somebody wants it, so it is tried if it could pay at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a step computes in any case.
+
+    Args:
+        decoding: requests that get a token each.
+        rows: of the target, prompts included.
+        prompt_rows: of these.
+    """
+
+    decoding: int
+    rows: int
+    prompt_rows: int
+
+
+@dataclass(slots=True)
+class Choice:
+    """What is verified and who is asked.
+
+    Args:
+        plan: of the drafts at hand, one count a wish.
+        shares: by computing drafter, for whom it drafts.
+        seconds: [1 + tokens] of the step by draft tokens.
+        tokens: expected of the step.
+        total: seconds expected of the step, drafting included.
+        num_drafted: draft tokens in it.
+        prospects: by drafter that is at hand and was not chosen at all.
+    """
+
+    plan: Plan
+    seconds: list[float]
+    tokens: float
+    total: float
+    num_drafted: int
+    shares: dict[str, Share] = field(default_factory=dict)
+    prospects: dict[str, Prospect] = field(default_factory=dict)
+
+    @property
+    def drafting(self) -> float:
+        """Seconds of calls."""
+        return sum(share.drafting for share in self.shares.values())
+
+
+def best_length(chance: float, seconds: Sequence[float], decoding: int, margin: float) -> tuple[int, Prospect]:
+    """The draft length for one request that pays most if every token has this chance, and what one would bring."""
+    plain = decoding / seconds[0]
+    tokens, alive = float(decoding), 1.0
+    best, rate, prospect, near = 0, plain * (1.0 + margin), None, 0.0
+    for length in range(1, len(seconds)):
+        alive *= chance
+        tokens += alive
+        if tokens > near * seconds[length]:
+            near = tokens / seconds[length]
+            prospect = (length, tokens - decoding, seconds[length] - seconds[0])
+            if near > rate:
+                best, rate = length, near
+    length, kept, verifying = prospect or (0, 0.0, 0.0)
+    return best, Prospect(length, kept, verifying, 0.0, near / plain)
+
+
+def choose(
+    knowledge: Knowledge,
+    around: Surroundings,
+    wishes: Sequence[Wish],
+    offers: Sequence[Offer | None],
+    margin: float,
+) -> Choice:
+    """Drafts at hand first, then every computing drafter that beats them, the best one first.
+
+    No computing drafter is asked beside prompt rows: somebody waits for a first token.
+    """
+    survivals: list[list[float]] = [
+        [] if offer is None else knowledge.survival(offer, min(wish.most, knowledge.longest(offer.drafter)))
+        for wish, offer in zip(wishes, offers, strict=True)
+    ]
+    fixed = [len(s) if offer is not None and offer.fixed else 0 for s, offer in zip(survivals, offers, strict=True)]
+    most = sum(max(wish.most, len(survival)) for wish, survival in zip(wishes, survivals, strict=True))
+    seconds = knowledge.step_seconds(around.rows, around.prompt_rows, most)
+    plan = allocate(survivals, seconds, decoding=around.decoding, at_least=fixed, margin=margin)
+    num_drafted = sum(plan.counts)
+    choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted)
+    if not num_drafted and plan.second_best is not None:
+        count, kept, total = plan.second_best
+        ratio = (around.decoding + kept) / total / plan.rate
+        prospect = Prospect(count, kept, total - plan.seconds, 0.0, ratio)
+        choice.prospects.update({offer.drafter: prospect for offer in offers if offer is not None and offer.num_tokens})
+    if not around.prompt_rows:
+        free = [i for i, offer in enumerate(offers) if offer is None or not offer.fixed]
+        _add_computed(knowledge, choice, wishes, survivals, free, margin)
+    return choice
+
+
+def _add_computed(
+    knowledge: Knowledge,
+    choice: Choice,
+    wishes: Sequence[Wish],
+    survivals: Sequence[list[float]],
+    open_to: list[int],
+    margin: float,
+) -> None:
+    """Asks computing drafters where they bring more than what was chosen, the best one first."""
+    names = {name for index in open_to for name in wishes[index].computing}
+    while names:
+        found = []
+        for name in sorted(names):
+            share = _share(knowledge, choice, name, wishes, survivals, open_to)
+            if share is not None:
+                found.append((share.rate, name, share))
+        if not found:
+            return
+        best_rate, name, share = max(found)
+        rate = choice.tokens / choice.total
+        if best_rate <= rate * (1.0 + margin):
+            for _, loser, promise in found:
+                choice.prospects[loser] = _prospect(choice, promise)
+            return
+        share = _new_drafter(knowledge, share, name, wishes)
+        names.remove(name)
+        choice.shares[name] = share
+        choice.tokens, choice.total = share.tokens, share.seconds
+        for index in share.members:
+            choice.num_drafted += min(share.num_tokens, wishes[index].most) - choice.plan.counts[index]
+            choice.plan.counts[index] = 0
+            open_to.remove(index)
+
+
+def _prospect(choice: Choice, share: Share) -> Prospect:
+    """What a computing drafter would have brought."""
+    verifying = max(0.0, share.seconds - share.drafting - choice.total)
+    tokens, kept = len(share.members) * share.num_tokens, max(0.0, share.tokens - choice.tokens)
+    return Prospect(tokens, kept, verifying, share.drafting, share.rate * choice.total / choice.tokens)
+
+
+def _new_drafter(knowledge: Knowledge, share: Share, name: str, wishes: Sequence[Wish]) -> Share:
+    """What is promised for a drafter nobody knows is hope: its drafts begin short.
+
+    One request will tell, where the least has to be caught up with, and one token if nobody has timed it.
+    """
+    length = min(share.num_tokens, knowledge.longest(name))
+    if knowledge.is_known(name):
+        return replace(share, num_tokens=length)
+    index = min(share.members, key=lambda index: wishes[index].computing[name])
+    return replace(share, members=[index], num_tokens=length if knowledge.costs(name).num_calls else 1)
+
+
+def _share(
+    knowledge: Knowledge,
+    choice: Choice,
+    name: str,
+    wishes: Sequence[Wish],
+    survivals: Sequence[list[float]],
+    open_to: Sequence[int],
+) -> Share | None:
+    candidates = []
+    acceptance, costs, known = knowledge.acceptance(name), knowledge.costs(name), knowledge.is_known(name)
+    for index in open_to:
+        wish = wishes[index]
+        if name in wish.computing and wish.most > 0:
+            if known:
+                survival = acceptance.average_survival(wish.most, knowledge.own(wish.request_id, name))
+            else:
+                survival = [UNTRIED**position for position in range(1, 1 + wish.most)]
+            count = choice.plan.counts[index]
+            price = catch_up_price(knowledge, name, wish, 1.0 + sum(survival))
+            candidates.append(Candidate(index, survival, (count, sum(survivals[index][:count])), price))
+    if not candidates:
+        return None
+    unit = knowledge.target.now.seconds(1)
+    rounds = [unit * seconds for seconds in costs.passes.table(1, len(candidates))]
+    return choose_computed(
+        candidates,
+        rounds,
+        choice.seconds,
+        tokens=choice.tokens,
+        num_drafted=choice.num_drafted,
+        drafting=choice.drafting,
+    )
+
+
+def catch_up_price(knowledge: Knowledge, name: str, wish: Wish, tokens: float) -> float:
+    """Seconds of catching up that a step which brings this many tokens has to bear.
+
+    A few rows are a part of drafting. Many are an investment, spread over the tokens that may profit: as many as may
+    come, but no more than a fixed number and those that have come, since nobody knows where a text ends.
+    """
+    behind = wish.computing[name]
+    seconds = behind * knowledge.costs(name).row * knowledge.target.now.seconds(1)
+    if behind <= FEW_ROWS:
+        return seconds
+    horizon = min(wish.remaining, knowledge.settings.horizon + knowledge.requests[wish.request_id].num_tokens)
+    return seconds * min(1.0, tokens / max(1.0, horizon))

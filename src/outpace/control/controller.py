@@ -1,0 +1,161 @@
+"""The controller that learns: who drafts how much, so that tokens come as fast as they can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outpace.control.choosing import UNTRIED, Choice, Surroundings, best_length, choose
+from outpace.control.knowledge import ControlSettings, Knowledge
+from outpace.control.learning import Learning
+from outpace.control.probing import ProbingBudget
+from outpace.control.step import StepPlan
+from outpace.control.trying import Trying
+from outpace.decisions import Allotment, ControlReport, Offer, StepFacts, Wish
+
+__all__ = ["AdaptiveController"]
+
+_PLAIN_DOUBT = 0.05
+"""Relative doubt of the plain step's seconds, over those of the step with drafts, from which on one is tried."""
+
+_SAFE = 3.0
+"""A gain that is so many times as large as this doubt needs no plain step to be believed."""
+
+_GREAT_DOUBT = 0.15
+"""The same, from which on one is made whatever it costs: the costs of a number of rows near this one are guesses."""
+
+_HOPE = 0.2
+"""Of the rejections in the best class of drafts, as many may be missing in a draft that nobody has seen yet."""
+
+
+class AdaptiveController:
+    """Implements `outpace.protocols.Controller`; see docs/control.md.
+
+    Args:
+        settings: first guesses; None for the usual ones.
+        knowledge: to go on with, such as what `memory.recall` gives.
+    """
+
+    def __init__(self, settings: ControlSettings | None = None, knowledge: Knowledge | None = None) -> None:
+        self.knowledge = knowledge if knowledge is not None else Knowledge(settings or ControlSettings())
+        self._budget = ProbingBudget()
+        self._trying = Trying(self.knowledge, self._budget)
+        self._learning = Learning(self.knowledge, self._budget, self._trying)
+        self._step = StepPlan()
+
+    def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:
+        """Most draft tokens that can pay, by the best chance there is hope for."""
+        self._step = StepPlan()
+        around = _around(wishes, other_rows, other_decoding)
+        table = self.knowledge.step_seconds(
+            around.rows, around.prompt_rows, max((wish.most for wish in wishes), default=0)
+        )
+        limits = [self._ceiling(wish, table, around) for wish in wishes]
+        if not around.prompt_rows:
+            for index in self._trying.due(wishes, table[1] - table[0] if len(table) > 1 else 0.0):
+                limits[index] = max(limits[index], 1)
+        return limits
+
+    def _ceiling(self, wish: Wish, table: Sequence[float], around: Surroundings) -> int:
+        knowledge, margin = self.knowledge, self.knowledge.settings.margin
+        best = 0
+        for name in wish.computing if not around.prompt_rows else ():
+            costs = knowledge.costs(name)
+            chance = self._hope(wish, name) if knowledge.is_known(name) else UNTRIED
+            one = knowledge.target.now.seconds(1) * costs.passes.seconds(around.decoding) / around.decoding
+            priced = [seconds + length * one for length, seconds in enumerate(table[: wish.most + 1])]
+            length, prospect = best_length(chance, priced, around.decoding, margin)
+            if not length:
+                self._learning.tally(name).prospect = prospect
+            best = max(best, wish.most if length else 0)
+        if wish.free is not None and best < wish.most:
+            length, prospect = best_length(self._hope(wish, wish.free), table[: wish.most + 1], around.decoding, margin)
+            if not length:
+                self._learning.tally(wish.free).prospect = prospect
+            best = max(best, length)
+        return best
+
+    def _hope(self, wish: Wish, name: str) -> float:
+        chance = self.knowledge.acceptance(name).best_chance(self.knowledge.own(wish.request_id, name))
+        return 1.0 - (1.0 - _HOPE) * (1.0 - chance)
+
+    def allot(
+        self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
+    ) -> list[Allotment]:
+        """What pays most with what is known, a probe now and then."""
+        around = _around(wishes, other_rows, other_decoding)
+        step = self._step = StepPlan()
+        margin = self.knowledge.settings.margin
+        choice = choose(self.knowledge, around, wishes, offers, margin)
+        for name, prospect in choice.prospects.items():
+            self._learning.tally(name).prospect = prospect
+        if self._plain_is_due(choice, around) and not any(offer is not None and offer.fixed for offer in offers):
+            return [Allotment()] * len(wishes)
+        allotments = self._allotments(choice, wishes, step)
+        if not around.prompt_rows:
+            self._trying.probe(choice, wishes, offers, allotments, step)
+        step.foresee(self.knowledge, choice, wishes, offers, allotments)
+        return allotments
+
+    def _plain_is_due(self, choice: Choice, around: Surroundings) -> bool:
+        """Whether to leave all drafts out once, to see what they add to a step: it is a guess, or may have changed."""
+        if not choice.num_drafted or around.prompt_rows:
+            return False
+        doubt = self.knowledge.target.now.doubt(around.rows, around.rows + choice.num_drafted)
+        plain = around.decoding / choice.seconds[0]
+        gain = choice.tokens / choice.total / plain - 1.0
+        if doubt < min(_GREAT_DOUBT, max(_PLAIN_DOUBT, gain / _SAFE)):
+            return False
+        price = choice.seconds[0] - around.decoding * choice.total / choice.tokens
+        if doubt < _GREAT_DOUBT and not self._budget.affords(price):
+            return False
+        self._budget.charge(min(price, self._budget.seconds))
+        return True
+
+    def _allotments(self, choice: Choice, wishes: Sequence[Wish], step: StepPlan) -> list[Allotment]:
+        allotments = [Allotment(keep=count) for count in choice.plan.counts]
+        per_token = choice.total / choice.tokens
+        last = min(choice.num_drafted, len(choice.seconds) - 2)
+        slope = choice.seconds[last + 1] - choice.seconds[last] if last >= 0 else 0.0
+        for name, share in choice.shares.items():
+            costs = self.knowledge.costs(name)
+            many = len(share.members)
+            one_round = self.knowledge.target.now.seconds(1) * costs.passes.seconds(many) / many
+            stop_below = min(0.9, (slope + one_round) / per_token)
+            for index in share.members:
+                most = wishes[index].most
+                asked = most if costs.stops and costs.num_calls else min(share.num_tokens, most)
+                allotments[index] = Allotment(drafter=name, num_tokens=asked, stop_below=stop_below)
+                if not self.knowledge.is_known(name):
+                    step.whole.add(wishes[index].request_id)
+            step.drafting += share.drafting
+        return allotments
+
+    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[int]:
+        """Cuts what is not worth its row, now that what was computed has been paid for."""
+        if not offers:
+            return []
+        around = _around(offers, other_rows, other_decoding)
+        return self._step.keep(self.knowledge, around, offers)
+
+    def calibrated(self, request_id: int, drafter: str, position: int, confidence: float) -> float:
+        """From what became of tokens of which this drafter said the like."""
+        knowledge = self.knowledge
+        return knowledge.acceptance(drafter).chance(position, confidence, knowledge.own(request_id, drafter))
+
+    def observe(self, facts: StepFacts) -> None:
+        """Learns from a step: costs, acceptances, and whether drafting keeps what it promised."""
+        self._learning.observe(facts, self._step)
+        self._step = StepPlan()
+
+    def release(self, request_id: int) -> None:
+        """Forgets a request."""
+        self.knowledge.requests.release(request_id)
+
+    def report(self) -> ControlReport:
+        """Counts since the start."""
+        return self._learning.report()
+
+
+def _around(wishes: Sequence[Wish] | Sequence[Offer], other_rows: int, other_decoding: int) -> Surroundings:
+    decoding = len(wishes) + other_decoding
+    return Surroundings(max(1, decoding), max(1, len(wishes) + other_rows), other_rows - other_decoding)

@@ -1,0 +1,96 @@
+"""All that is learnt: costs of the target and of drafters, what drafts are worth, and each request's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outpace.control.acceptance import Correction, DrafterAcceptance
+from outpace.control.costs import DraftCosts, TargetCosts
+from outpace.control.requests import Requests
+from outpace.control.row_costs import NATIVE_SHAPE
+from outpace.decisions import Offer
+
+__all__ = ["ControlSettings", "Knowledge"]
+
+_FEW_DRAFTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """First guesses and limits.
+
+    Args:
+        shape: (rows, seconds relative to any common unit) pairs with rising rows: the first guess of what a step of the
+            target costs.
+        relative_costs: by computing drafter, its pass for one request over the target's, such as the ratio of the bytes
+            of their weights. Where none is named, its first call asks for one token.
+        first_guesses: by drafter, the chance that a draft token is kept, before any was seen; 0.7 where none is named.
+        margin: by how much tokens per second with drafts must beat those without, relative.
+        horizon: what it costs a drafter to catch up with a request is spread over no more tokens to come than this
+            and the tokens that have come.
+    """
+
+    shape: Sequence[tuple[float, float]] = NATIVE_SHAPE
+    relative_costs: Mapping[str, float] = field(default_factory=dict)
+    first_guesses: Mapping[str, float] = field(default_factory=dict)
+    margin: float = 0.01
+    horizon: int = 64
+
+
+class Knowledge:
+    """Everything by name, made when it is first asked for."""
+
+    def __init__(self, settings: ControlSettings) -> None:
+        self.settings = settings
+        self.target = TargetCosts(settings.shape)
+        self.draft_costs: dict[str, DraftCosts] = {}
+        self.acceptances: dict[str, DrafterAcceptance] = {}
+        self.requests = Requests()
+
+    def costs(self, drafter: str) -> DraftCosts:
+        found = self.draft_costs.get(drafter)
+        if found is None:
+            found = DraftCosts(self.settings.relative_costs.get(drafter), self.settings.shape)
+            self.draft_costs[drafter] = found
+        return found
+
+    def acceptance(self, drafter: str) -> DrafterAcceptance:
+        found = self.acceptances.get(drafter)
+        if found is None:
+            found = DrafterAcceptance(self.settings.first_guesses.get(drafter, 0.7))
+            self.acceptances[drafter] = found
+        return found
+
+    def own(self, request_id: int, drafter: str) -> Correction:
+        """How a request differs for a drafter."""
+        return self.requests[request_id].correction(drafter, self.acceptance(drafter).correction)
+
+    def longest(self, drafter: str) -> int:
+        """Most tokens a draft while the drafter is new: hopes are high then, and one token tells as much as five."""
+        return 1 + self.acceptance(drafter).num_drafts
+
+    def is_known(self, drafter: str) -> bool:
+        """Whether a computing drafter was called and enough of its drafts were seen to believe what they say."""
+        return self.costs(drafter).num_calls > 0 and self.acceptance(drafter).num_drafts >= _FEW_DRAFTS
+
+    def survival(self, offer: Offer, most: int) -> list[float]:
+        """Chances of the tokens of a draft at hand; of one that was drawn, before anybody knew what was drawn."""
+        acceptance, own = self.acceptance(offer.drafter), self.own(offer.request_id, offer.drafter)
+        count = min(most, offer.num_tokens)
+        if offer.fixed:
+            return acceptance.average_survival(count, own)
+        return acceptance.survival(count, offer.confidence, own)
+
+    def step_seconds(self, base: int, prompt_rows: int, count: int) -> list[float]:
+        """[1 + count] seconds of a step with 0, 1, ... draft tokens beside `base` rows.
+
+        Prompt rows have to be computed anyway: of a step with some, only what drafts add to it counts, beside a step of
+        the decoding requests alone.
+        """
+        now = self.target.now
+        table = now.table(base, count + 1)
+        if prompt_rows:
+            shift = now.seconds(max(1, base - prompt_rows)) - table[0]
+            table = [seconds + shift for seconds in table]
+        return table

@@ -1,0 +1,127 @@
+"""What a step teaches: costs, acceptances, and whether drafting keeps what it promised."""
+
+from __future__ import annotations
+
+from outpace.control.knowledge import Knowledge
+from outpace.control.probing import ProbingBudget
+from outpace.control.step import StepPlan
+from outpace.control.tally import Tally
+from outpace.control.trying import Trying
+from outpace.decisions import ControlReport, DrafterReport, StepFacts
+
+__all__ = ["Learning"]
+
+_WORST_CALL = 3.0
+"""Calls that took longer than this many times what was expected are not all held against drafting."""
+
+
+class Learning:
+    """Takes in steps and keeps the counts.
+
+    Args:
+        knowledge: what is learnt.
+        budget: of probes, which grows with the seconds that pass.
+        trying: who is tried when.
+    """
+
+    def __init__(self, knowledge: Knowledge, budget: ProbingBudget, trying: Trying) -> None:
+        self._knowledge = knowledge
+        self._budget = budget
+        self._trying = trying
+        self._tallies: dict[str, Tally] = {}
+        self._steps = 0
+        self._seconds = 0.0
+
+    def tally(self, drafter: str) -> Tally:
+        found = self._tallies.get(drafter)
+        if found is None:
+            found = self._tallies[drafter] = Tally()
+        return found
+
+    def observe(self, facts: StepFacts, step: StepPlan) -> None:
+        """A step is over."""
+        target = self._knowledge.target
+        rows = facts.rows
+        if rows:
+            target.observe(facts.threads, rows, facts.prefill_rows, facts.seconds)
+        unit = target.now.seconds(1)
+        calls = 0.0
+        for call in facts.calls:
+            self._knowledge.costs(call.drafter).observe(call, unit)
+            self.tally(call.drafter).drafting += call.seconds
+            calls += call.seconds
+        if not facts.decoding:
+            return
+        self._trying.now += 1
+        self._steps += 1
+        self._seconds += facts.seconds + calls
+        decoding = len(facts.decoding)
+        self._budget.earn(facts.seconds + calls, target.now.seconds(decoding))
+        for request_id in facts.decoding:
+            self._knowledge.requests[request_id].num_tokens += 1
+        accepted = self._learn_drafts(facts, step)
+        self._account(facts, step, accepted, calls)
+
+    def _learn_drafts(self, facts: StepFacts, step: StepPlan) -> int:
+        """Returns the draft tokens that were kept."""
+        total = 0
+        for seen in facts.drafts:
+            offer, accepted = seen.offer, min(seen.num_accepted, seen.offer.num_tokens)
+            if not offer.num_tokens:
+                continue
+            own = self._knowledge.own(offer.request_id, offer.drafter)
+            acceptance = self._knowledge.acceptance(offer.drafter)
+            expected = step.expected.get(offer.request_id)
+            if expected is None:
+                expected = sum(self._knowledge.survival(offer, offer.num_tokens))
+            confidence = None if offer.fixed else offer.confidence
+            acceptance.observe(offer.num_tokens, accepted, confidence, own)
+            self._knowledge.requests[offer.request_id].num_tokens += accepted
+            tally = self.tally(offer.drafter)
+            tally.drafts += 1
+            tally.tokens += offer.num_tokens
+            tally.accepted += accepted
+            tally.expected += expected
+            if offer.request_id in step.probes:
+                self._trying.tried(offer.request_id, offer.drafter, accepted > 0)
+            else:
+                self._trying.drafted(offer.request_id, offer.drafter)
+                tally.prospect = None
+            total += accepted
+        for request_id in step.probes.difference(seen.offer.request_id for seen in facts.drafts):
+            asked = step.asked.get(request_id)
+            if asked is not None and asked.drafter is not None:  # it had nothing, or is still catching up
+                self._trying.tried(request_id, asked.drafter, False)
+        return total
+
+    def _account(self, facts: StepFacts, step: StepPlan, accepted: int, calls: float) -> None:
+        """What drafts added to the step."""
+        if not facts.drafts and not facts.calls:
+            return
+        now, decoding = self._knowledge.target.now, len(facts.decoding)
+        tokens = sum(seen.offer.num_tokens for seen in facts.drafts)
+        # Of the seconds that really passed, so that a stall or a busy core is not taken for the price of a draft.
+        plain = facts.seconds * now.seconds(facts.rows - tokens) / now.seconds(facts.rows)
+        if not facts.prefill_rows and not step.probes:
+            one = now.seconds(decoding)  # not the seconds that really passed: a stall is no draft's fault
+            took = now.seconds(facts.rows) + min(calls, _WORST_CALL * step.drafting)
+            self._budget.lose(took - one * (1.0 + accepted / decoding), one)
+        by_drafter: dict[str, tuple[int, float]] = {}
+        for seen in facts.drafts:
+            count, expected = by_drafter.get(seen.offer.drafter, (0, 0.0))
+            expected += step.expected.get(seen.offer.request_id, 0.0)
+            by_drafter[seen.offer.drafter] = (count + seen.offer.num_tokens, expected)
+        promised = sum(step.expected.get(seen.offer.request_id, 0.0) for seen in facts.drafts)
+        for name, (count, _) in by_drafter.items():
+            tally = self.tally(name)
+            tally.verifying += (facts.seconds - plain) * count / max(1, tokens)
+            tally.used_tokens += decoding + accepted
+            tally.used_expected += decoding + promised
+            tally.used_seconds += facts.seconds + calls
+            tally.used_expected_seconds += facts.seconds + step.drafting
+            tally.used_plain_tokens += decoding
+            tally.used_plain_seconds += plain
+
+    def report(self) -> ControlReport:
+        drafters: dict[str, DrafterReport] = {name: tally.report(name) for name, tally in self._tallies.items()}
+        return ControlReport(drafters, self._steps, self._seconds, self._budget.spent)

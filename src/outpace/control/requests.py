@@ -1,0 +1,61 @@
+"""What is remembered of each request: made when it is first seen, gone when it is released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outpace.control.acceptance import Correction
+from outpace.control.probing import Pace
+
+__all__ = ["RequestState", "Requests"]
+
+_MOST_REQUESTS = 4096  # beyond, the oldest are forgotten: nobody keeps so many running
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request.
+
+    Args:
+        num_tokens: that came so far.
+        corrections: by drafter.
+        paces: by drafter, when it is tried next if it does not seem to pay.
+    """
+
+    num_tokens: int = 0
+    corrections: dict[str, Correction] = field(default_factory=dict)
+    paces: dict[str, Pace] = field(default_factory=dict)
+
+    def correction(self, drafter: str, make: Callable[[], Correction]) -> Correction:
+        found = self.corrections.get(drafter)
+        if found is None:
+            found = self.corrections[drafter] = make()
+        return found
+
+    def pace(self, drafter: str, interval: float, now: int) -> Pace:
+        found = self.paces.get(drafter)
+        if found is None:
+            found = self.paces[drafter] = Pace(interval, now)
+        return found
+
+
+class Requests:
+    """Their states by id."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, RequestState] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __getitem__(self, request_id: int) -> RequestState:
+        found = self._states.get(request_id)
+        if found is None:
+            if len(self._states) >= _MOST_REQUESTS:
+                del self._states[next(iter(self._states))]
+            found = self._states[request_id] = RequestState()
+        return found
+
+    def release(self, request_id: int) -> None:
+        self._states.pop(request_id, None)

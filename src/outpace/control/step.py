@@ -1,0 +1,70 @@
+"""What was decided in the step under way, for the decisions behind it and to compare with what came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outpace.control.allocation import allocate
+from outpace.control.choosing import Choice, Surroundings
+from outpace.control.knowledge import Knowledge
+from outpace.decisions import Allotment, Offer, Wish
+
+__all__ = ["StepPlan"]
+
+
+class StepPlan:
+    """One step.
+
+    Attributes:
+        asked: by request, the allotment of a computing drafter.
+        probes: requests whose drafts are probes.
+        whole: requests whose drafts are verified whatever they promise, since they are made to learn from.
+        drafting: seconds that calls are expected to take.
+        expected: by request, the draft tokens that are expected to be kept.
+    """
+
+    def __init__(self) -> None:
+        self.asked: dict[int, Allotment] = {}
+        self.probes: set[int] = set()
+        self.whole: set[int] = set()
+        self.drafting = 0.0
+        self.expected: dict[int, float] = {}
+
+    def foresee(
+        self,
+        knowledge: Knowledge,
+        choice: Choice,
+        wishes: Sequence[Wish],
+        offers: Sequence[Offer | None],
+        allotments: Sequence[Allotment],
+    ) -> None:
+        """Notes who was asked, and what the drafts at hand promise."""
+        for wish, offer, allotment in zip(wishes, offers, allotments, strict=True):
+            if allotment.drafter is not None:
+                self.asked[wish.request_id] = allotment
+            elif allotment.keep and offer is not None:
+                self.expected[wish.request_id] = sum(knowledge.survival(offer, allotment.keep))
+
+    def keep(self, knowledge: Knowledge, around: Surroundings, offers: Sequence[Offer]) -> list[int]:
+        """How many tokens of every draft are worth verifying."""
+        survivals = [knowledge.survival(offer, offer.num_tokens) for offer in offers]
+        whole = [offer.num_tokens if offer.fixed or offer.request_id in self.whole else 0 for offer in offers]
+        seconds = knowledge.step_seconds(around.rows, around.prompt_rows, sum(map(len, survivals)))
+        if self.drafting:
+            seconds = [value + self.drafting for value in seconds]
+        counts = allocate(survivals, seconds, decoding=around.decoding, at_least=whole).counts
+        for offer, survival, count in zip(offers, survivals, counts, strict=True):
+            self.expected[offer.request_id] = sum(survival[:count])
+            self._look_at(knowledge, offer, survival, count)
+        return counts
+
+    def _look_at(self, knowledge: Knowledge, offer: Offer, survival: Sequence[float], count: int) -> None:
+        """Learns from a computed draft what its verification cannot tell."""
+        asked = self.asked.get(offer.request_id)
+        if asked is None or asked.drafter != offer.drafter or offer.confidence is None or offer.fixed:
+            return
+        if offer.num_tokens < asked.num_tokens and survival and survival[-1] < asked.stop_below:
+            knowledge.costs(offer.drafter).stops = True
+        if count < offer.num_tokens:
+            own = knowledge.own(offer.request_id, offer.drafter)
+            knowledge.acceptance(offer.drafter).suppose(count, offer.confidence, own)

@@ -1,0 +1,73 @@
+"""Counts of what drafts brought and cost, and the sentence that says why a drafter is off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outpace.decisions import DrafterReport
+
+__all__ = ["Prospect", "Tally"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """The best that a drafter promised when it was not asked, or its draft was dropped.
+
+    Args:
+        num_tokens: of the draft or drafts.
+        kept: of these, as many are expected to be kept.
+        verifying: seconds that verifying them would add.
+        drafting: seconds of drafting them.
+        ratio: tokens per second over those without it.
+    """
+
+    num_tokens: int
+    kept: float
+    verifying: float
+    drafting: float
+    ratio: float
+
+    def sentence(self, drafter: str) -> str:
+        price = f"{1e3 * self.verifying:.1f} ms of verifying"
+        if self.drafting:
+            price = f"{1e3 * self.drafting:.1f} ms of drafting and {price}"
+        expected = f"{self.kept:.1f} of {self.num_tokens} draft tokens expected to be kept"
+        return f"{drafter}: {expected} for {price}, {self.ratio:.2f}x the speed without"
+
+
+@dataclass(slots=True)
+class Tally:
+    """One drafter's counts. `used` ones are of the steps that verified a draft of it."""
+
+    drafts: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    expected: float = 0.0
+    drafting: float = 0.0
+    verifying: float = 0.0
+    used_tokens: float = 0.0
+    used_expected: float = 0.0
+    used_seconds: float = 0.0
+    used_plain_tokens: float = 0.0
+    used_plain_seconds: float = 0.0
+    used_expected_seconds: float = 0.0
+    prospect: Prospect | None = field(default=None)
+
+    def report(self, drafter: str) -> DrafterReport:
+        return DrafterReport(
+            drafter=drafter,
+            drafts=self.drafts,
+            tokens=self.tokens,
+            expected_accepted=self.expected,
+            accepted=self.accepted,
+            drafting_seconds=self.drafting,
+            verifying_seconds=self.verifying,
+            expected_gain=self._gain(self.used_expected, self.used_expected_seconds),
+            gain=self._gain(self.used_tokens, self.used_seconds),
+            off=None if self.prospect is None else self.prospect.sentence(drafter),
+        )
+
+    def _gain(self, tokens: float, seconds: float) -> float | None:
+        if not seconds or not self.used_plain_seconds:
+            return None
+        return (tokens / seconds) / (self.used_plain_tokens / self.used_plain_seconds)
