@@ -219,7 +219,9 @@ class Simulation:
         spent = exact + exact_calls
         self.clock += spent
         made = sum(tokens.values()) + plain
-        record = Step(made, expected, facts.seconds + sum(call.seconds for call in calls), spent, drafted, len(decoding))
+        record = Step(
+            made, expected, facts.seconds + sum(call.seconds for call in calls), spent, drafted, len(decoding)
+        )
         self.last_tokens = tokens
         self.history.append(record)
         return record

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from outpace.errors import OutpaceError
+from outpace.params import SamplingParams
 from outpace.sampling.choose import NO_TOKEN, choose_each, processed, top_indices
 from outpace.sampling.noise import gumbel, key_of
 from outpace.sampling.race import Floats
@@ -66,18 +67,35 @@ def _most_likely(values: Floats, best: float, width: int) -> list[Sibling]:
 
 
 def _best_in_race(values: Floats, best: float, choice: Choice, width: int) -> list[Sibling]:
-    """Filters that take tokens out of the draft model's law are applied to the first only: the target's may differ."""
     (winner,) = choose_each(torch.from_numpy(values)[None], [_without_rules(choice)]).tokens
     if winner == NO_TOKEN:
         return []
     temperature, key = choice.params.temperature, key_of(choice)
     assert temperature is not None
-    tokens = {winner, *(token for token in _descending(values, _CONTENDERS) if values[token] > -np.inf)}
+    tokens = {winner, *_contenders(values, best, choice.params)}
     scores = {token: (float(values[token]) - best) / temperature + gumbel(key, token) for token in tokens}
-    top = max(scores.values())
-    total = sum(math.exp(score - top) for score in scores.values())
+    top = scores[winner]  # another is no better, but where a filter's edge was seen differently
+    weights = {token: math.exp(min(0.0, score - top)) for token, score in scores.items()}
+    total = sum(weights.values())
     order = sorted(tokens, key=lambda token: (token != winner, -scores[token], token))
-    return [Sibling(token, math.exp(scores[token] - top) / total) for token in order[:width]]
+    return [Sibling(token, weights[token] / total) for token in order[:width]]
+
+
+def _contenders(values: Floats, best: float, params: SamplingParams) -> list[int]:
+    """The most likely tokens that the filters leave. Their edges may lie a little elsewhere: that costs a guess."""
+    assert params.temperature is not None and params.top_k is not None and params.top_p is not None
+    order = _descending(values, min(_CONTENDERS, params.top_k) if params.top_k > 0 else _CONTENDERS)
+    scaled = (values[order].astype(np.float64) - best) / params.temperature
+    kept = scaled > -math.inf
+    if params.min_p is not None and params.min_p > 0:
+        kept &= scaled >= math.log(params.min_p)
+    if params.top_p < 1:
+        weights = np.exp(scaled)
+        total = float(weights[kept].sum())
+        if not 0 < params.top_k <= len(order):
+            total = float(np.exp((values - np.float32(best)) / np.float32(params.temperature)).sum())
+        kept &= np.cumsum(weights) - weights < params.top_p * total
+    return [token for token, keep in zip(order, kept, strict=True) if keep]
 
 
 def _without_rules(choice: Choice) -> Choice:
