@@ -68,10 +68,11 @@ def accelerated(kind: str = "llama", drafter: str = "ngram") -> AcceleratedModel
 
 @functools.cache
 def _accelerated(kind: str, drafter: str) -> AcceleratedModel:
+    options: dict[str, Any] = {"max_num_seqs": 64, "speculative_control": "fixed"}  # drafts of tiny models never pay
     if drafter == "draft":
-        return outpace.accelerate(tiny_model(kind), tokenizer(), assistant_model=noisy_model(), max_num_seqs=64)
+        return outpace.accelerate(tiny_model(kind), tokenizer(), assistant_model=noisy_model(), **options)
     config = {"method": "ngram", "prompt_lookup_min": 1} if drafter == "ngram" else drafter
-    return outpace.accelerate(tiny_model(kind), tokenizer(), speculative_config=config, max_num_seqs=64)
+    return outpace.accelerate(tiny_model(kind), tokenizer(), speculative_config=config, **options)
 
 
 @functools.cache

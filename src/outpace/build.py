@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outpace.config import EngineConfig, SpeculativeConfig
+from outpace.control.making import make_controller
 from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.early_exit import EarlyExitDrafter
 from outpace.drafters.exit_probe import SAMPLE_TEXT, probe_exits
@@ -129,6 +130,7 @@ class _Parts:
     max_rows: int
     notify: Notify
     progress: Progress
+    relative_costs: dict[str, float] = field(default_factory=dict)
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -157,7 +159,7 @@ def build(
         OutpaceError: models cannot be found, read, run, or held in memory, or do not go together.
     """
     notify, progress = notify or log.info, progress or _no_progress
-    wanted = [part for item in speculative for part in item.parts()]
+    wanted = [part for item in speculative for part in item.parts(adaptive=config.speculative_control == "adaptive")]
     methods = [item.method for item in wanted]
     if len(set(methods)) < len(methods):
         raise InvalidParameter(f"speculative methods {methods} are not possible: each at most once")
@@ -198,11 +200,12 @@ def build(
         vocabulary=_vocabulary(files, target.vocab_size),
         eos_ids=files.eos_ids,
         max_model_len=max_model_len,
-        num_speculative_tokens={item.method: item.num_speculative_tokens for item in resolved},
+        num_speculative_tokens={item.method: item.num_speculative_tokens or 0 for item in resolved},
         verification={item.method: item.rejection_sample_method for item in resolved},
         disable_by_batch_size={
             item.method: item.disable_by_batch_size for item in resolved if item.disable_by_batch_size is not None
         },
+        controller=make_controller(config.speculative_control, parts.relative_costs),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_logprobs=config.max_logprobs,
@@ -334,6 +337,7 @@ def _plan_draft_model(item: SpeculativeConfig, target: Source, config: EngineCon
         model = source.load(config, None, parts.progress)
         capacity = min(model.max_model_len, parts.max_model_len)
         cache = model.new_cache(config.max_num_seqs, capacity, parts.max_rows)
+        parts.relative_costs["draft_model"] = model.bytes_per_token / parts.target.bytes_per_token
         return DraftModelDrafter(model, cache, max_model_len=capacity, weight_bytes=model.weight_bytes), item
 
     return make
@@ -354,7 +358,7 @@ def _plan_early_exit(item: SpeculativeConfig, target: Source, config: EngineConf
 
     def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
         assert isinstance(parts.target, Decoder)
-        adapter, exit_layer, num_tokens = None, item.exit_layer, item.num_speculative_tokens
+        adapter, exit_layer, num_tokens = None, item.exit_layer, item.num_speculative_tokens or 0
         if files is not None:
             exit_layer = files.exit_layer
             adapter = BlockAdapter(
@@ -367,6 +371,7 @@ def _plan_early_exit(item: SpeculativeConfig, target: Source, config: EngineConf
             )
         elif exit_layer is None:
             exit_layer, num_tokens = _probed_exit(parts, num_tokens)
+        parts.relative_costs["early_exit"] = exit_layer / parts.target.num_layers
         drafter = EarlyExitDrafter(parts.target, parts.cache, exit_layer=exit_layer, adapter=adapter)
         return drafter, replace(item, exit_layer=exit_layer, num_speculative_tokens=num_tokens)
 

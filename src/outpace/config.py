@@ -33,6 +33,9 @@ QUANTIZATIONS = ("auto", "file", "int8", "int4", "none")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 VERIFICATIONS = ("coupled", "standard", "block")
 KERNELS = ("auto", "native", "torch")
+_FREE = ("suffix", "ngram")
+"""Methods that look drafts up, which costs next to nothing."""
+_MOST_FREE, _MOST_COMPUTED, _MOST_FIXED = 16, 8, 5
 MAX_LOOKUP = 32
 """Longest n-gram that prompt lookup compares."""
 _BELONGS_TO = {
@@ -56,7 +59,11 @@ class SpeculativeConfig:
         "auto", "drafting method: auto (suffix, and a draft model if one is named), " + ", ".join(METHODS[1:])
     )
     model: str | None = _option(None, "draft model: hub id, folder, GGUF file or alias (method draft_model or auto)")
-    num_speculative_tokens: int = _option(5, "most draft tokens a step")
+    num_speculative_tokens: int | None = _option(
+        None,
+        f"most draft tokens a step; None: under adaptive control {_MOST_FREE} where drafts are looked up and "
+        f"{_MOST_COMPUTED} where they are computed, under fixed control {_MOST_FIXED}",
+    )
     prompt_lookup_max: int = _option(8, "longest n-gram looked up, in tokens (method ngram)")
     prompt_lookup_min: int | None = _option(
         None, "shortest n-gram looked up, in tokens; None: 2, or the longest if that is shorter (method ngram)"
@@ -84,26 +91,35 @@ class SpeculativeConfig:
     )
 
     def __post_init__(self) -> None:
-        put = partial(object.__setattr__, self)
         if self.method not in METHODS:
             raise InvalidParameter(f"method={self.method!r} is not known; possible: {', '.join(METHODS)}")
-        put("num_speculative_tokens", check_num_speculative_tokens(self.num_speculative_tokens))
-        limit = MAX_LOOKUP
-        put("prompt_lookup_max", _count("prompt_lookup_max", self.prompt_lookup_max, limit))
-        shortest = min(2, self.prompt_lookup_max) if self.prompt_lookup_min is None else self.prompt_lookup_min
-        put("prompt_lookup_min", _count("prompt_lookup_min", shortest, self.prompt_lookup_max))
-        most = self.suffix_decoding_max_cached_requests
-        text = "an integer, 0 (off) or more"
-        name = "suffix_decoding_max_cached_requests"
-        put(name, check_integer(name, most, low=0, text=text))
-        if self.suffix_pool_file is not None and not most:
+        self._check_counts()
+        self._check_words()
+        for name, methods in _BELONGS_TO.items():
+            if getattr(self, name) is not None and self.method not in methods:
+                raise InvalidParameter(
+                    f"{name}={getattr(self, name)!r} goes with method {methods[0]!r}, not {self.method!r}"
+                )
+        if self.suffix_pool_file is not None and not self.suffix_decoding_max_cached_requests:
             raise InvalidParameter(
                 "suffix_pool_file needs suffix_decoding_max_cached_requests, the number of outputs to keep: 10000, say"
             )
-        if self.exit_layer is not None:
-            put("exit_layer", _count("exit_layer", self.exit_layer))
-        if self.disable_by_batch_size is not None:
-            put("disable_by_batch_size", _count("disable_by_batch_size", self.disable_by_batch_size))
+
+    def _check_counts(self) -> None:
+        """Also puts integers of other types, and the one default that follows from another, into place."""
+        put = partial(object.__setattr__, self)
+        if self.num_speculative_tokens is not None:
+            put("num_speculative_tokens", check_num_speculative_tokens(self.num_speculative_tokens))
+        put("prompt_lookup_max", _count("prompt_lookup_max", self.prompt_lookup_max, MAX_LOOKUP))
+        shortest = min(2, self.prompt_lookup_max) if self.prompt_lookup_min is None else self.prompt_lookup_min
+        put("prompt_lookup_min", _count("prompt_lookup_min", shortest, self.prompt_lookup_max))
+        name = "suffix_decoding_max_cached_requests"
+        put(name, check_integer(name, getattr(self, name), low=0, text="an integer, 0 (off) or more"))
+        for name in ("exit_layer", "disable_by_batch_size"):
+            if getattr(self, name) is not None:
+                put(name, _count(name, getattr(self, name)))
+
+    def _check_words(self) -> None:
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise InvalidParameter(
                 f"quantization={self.quantization!r} is not known; possible: {', '.join(QUANTIZATIONS)}"
@@ -119,14 +135,22 @@ class SpeculativeConfig:
                 raise InvalidParameter(f"{name}={value!r} is not possible: it must be a name or a path")
         if self.method == "draft_model" and self.model is None:
             raise InvalidParameter("method='draft_model' needs a model: a hub id, a folder, a GGUF file or an alias")
-        for name, methods in _BELONGS_TO.items():
-            if getattr(self, name) is not None and self.method not in methods:
-                raise InvalidParameter(
-                    f"{name}={getattr(self, name)!r} goes with method {methods[0]!r}, not {self.method!r}"
-                )
 
-    def parts(self) -> list[SpeculativeConfig]:
-        """The drafters these settings mean, one method each, in order of preference; none for method "none"."""
+    def parts(self, *, adaptive: bool) -> list[SpeculativeConfig]:
+        """The drafters these settings mean, one method each, in order of preference; none for method "none".
+
+        Args:
+            adaptive: how much is drafted is chosen in every step, and `num_speculative_tokens` is only the most.
+        """
+        return [part._with_most(adaptive) for part in self._parts()]
+
+    def _with_most(self, adaptive: bool) -> SpeculativeConfig:
+        if self.num_speculative_tokens is not None:
+            return self
+        most = _MOST_FREE if self.method in _FREE else _MOST_COMPUTED
+        return replace(self, num_speculative_tokens=most if adaptive else _MOST_FIXED)
+
+    def _parts(self) -> list[SpeculativeConfig]:
         if self.method == "none":
             return []
         if self.method != "auto":

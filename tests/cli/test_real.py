@@ -54,7 +54,8 @@ def generate(backend: Backend, capsys: pytest.CaptureFixture[str]) -> Callable[.
 @pytest.mark.parametrize("drafter", ["ngram", "self:26"])
 def test_speculation_changes_no_token(generate, drafter: str, sampling: list[str]) -> None:
     plain = generate(PROMPT, "--speculative-model", "none", *sampling)
-    speculative = generate(PROMPT, "--speculative-model", drafter, "--num-speculative-tokens", "2", *sampling)
+    always = ["--speculative-control", "fixed", "--num-speculative-tokens", "2"]
+    speculative = generate(PROMPT, "--speculative-model", drafter, *always, *sampling)
     assert speculative["token_ids"] == plain["token_ids"]
     assert speculative["text"] == plain["text"]
     assert plain["stats"]["acceptance_rate"] is None

@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import save_file
 
 from outpace import LLM, InvalidParameter, InvalidPrompt, OutOfMemory, SamplingParams, SpeculationParams
+from outpace.control.controller import AdaptiveController
 from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
 from outpace.models.load import LoadedFiles
@@ -55,7 +56,8 @@ def shallow(smollm2_files: LoadedFiles, tmp_path_factory: pytest.TempPathFactory
 def llm(request: pytest.FixtureRequest, shallow: Path) -> LLM:
     """All three drafters on one engine, on native kernels."""
     drafters = ["ngram", "self:28", str(shallow)]
-    return LLM("smollm2-135m", drafters, quantization=request.param, kernels="native", threads=1, max_model_len=1024)
+    options = {"quantization": request.param, "threads": 1, "max_model_len": 1024, "speculative_control": "fixed"}
+    return LLM("smollm2-135m", drafters, kernels="native", **options)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +70,24 @@ def test_same_tokens_for_every_drafter_alone_and_in_a_batch(llm: LLM, params: Sa
 
 
 def test_same_tokens_on_torch() -> None:
-    llm = LLM("smollm2-135m", ["ngram", "self:28"], kernels="torch", threads=1, max_model_len=1024)
+    llm = LLM("smollm2-135m", ["ngram", "self:28"], kernels="torch", threads=1, speculative_control="fixed")
     assert "7-bit weights, 8-bit activations" in llm.banner()
     assert_same_tokens(llm, SamplingParams(temperature=0.0, max_tokens=16), ("ngram", "early_exit"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_controller_that_learns_changes_no_token(llm: LLM, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=40)
+    plain = [llm.chat(messages, params, PLAIN)[0] for messages in CONVERSATIONS]
+    before = llm.engine.steering.controller
+    llm.engine.steering.controller = controller = AdaptiveController()
+    try:
+        for _ in range(2):
+            for alone, output in zip(plain, llm.chat(CONVERSATIONS, params), strict=True):
+                assert output.outputs[0].token_ids == alone.outputs[0].token_ids
+    finally:
+        llm.engine.steering.controller = before
+    assert sum(found.drafts for found in controller.report().drafters.values()) > 0
 
 
 def assert_same_tokens(llm: LLM, params: SamplingParams, methods: Sequence[str]) -> None:

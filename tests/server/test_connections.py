@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
 import pytest
@@ -76,6 +77,38 @@ def test_a_request_that_comes_byte_by_byte_is_cut_off(sent: bytes, impatient: No
             await asyncio.gather(sending, return_exceptions=True)
 
     run(main())
+
+
+def test_the_connection_that_is_silent_the_longest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent connections do not keep others out, and none that is being answered is closed for another one."""
+    monkeypatch.setattr(connections, "most_connections", lambda: 3)
+
+    async def main() -> None:
+        llm = scripted("ok")
+        async with listening(llm) as address, AsyncExitStack() as stack:
+            llm.model.hold()
+            readers = []
+            for sent in (WHOLE, b"", HEAD, WHOLE, WHOLE):
+                reader, writer = await stack.enter_async_context(connected(address))
+                readers.append(reader)
+                writer.write(sent)
+                await asyncio.sleep(0.1)  # the server has seen it
+            refused, _ = await stack.enter_async_context(connected(address))
+            for reader in (readers[1], readers[2], refused):
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+            llm.model.let_go()
+            for reader in (readers[0], readers[3], readers[4]):
+                assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200")
+
+    run(main())
+
+
+def test_there_are_fewer_connections_than_files_that_may_be_open() -> None:
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        assert connections.most_connections() > 1000
+    else:
+        assert 1 <= connections.most_connections() <= max(1, allowed - connections.BACKLOG - 10)
 
 
 def test_an_answer_that_takes_long_is_waited_for(impatient: None) -> None:

@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 
 from outpace.accelerated.vocabulary import BareIds
 from outpace.config import EngineConfig, SpeculativeConfig
+from outpace.control.making import make_controller
 from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.ngram import NgramDrafter
+from outpace.drafters.suffix import SuffixDrafter
 from outpace.engine.engine import Engine
 from outpace.errors import InvalidParameter, UnsupportedModel, VocabularyMismatch
 from outpace.models.decoder import Decoder
@@ -86,16 +88,9 @@ def assemble(
     max_model_len = min(max_model_len, max_rows)
     config = replace(config, max_model_len=max_model_len, cache_tokens=max_rows)
     drafters: dict[str, Drafter] = {}
-    if speculative.method == "ngram":
-        assert speculative.prompt_lookup_min is not None
-        drafters["ngram"] = NgramDrafter(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
-    elif speculative.method == "draft_model":
-        drafters["draft_model"] = _draft_model(target, tokenizer, speculative, assistant, config)
-    elif speculative.method != "none":
-        raise InvalidParameter(
-            f"method={speculative.method!r} is not possible with an accelerated model: take ngram, a draft model, or "
-            "none"
-        )
+    parts = speculative.parts(adaptive=config.speculative_control == "adaptive")
+    for part in parts:
+        drafters[part.method] = _drafter(part, target, tokenizer, assistant, config)
     engine = Engine(
         target,
         cache,
@@ -103,13 +98,34 @@ def assemble(
         vocabulary=BareIds(target.vocab_size),
         eos_ids=(),
         max_model_len=max_model_len,
-        num_speculative_tokens={name: speculative.num_speculative_tokens for name in drafters},
-        verification={name: speculative.rejection_sample_method for name in drafters},
+        num_speculative_tokens={part.method: part.num_speculative_tokens or 0 for part in parts},
+        verification={part.method: part.rejection_sample_method for part in parts},
+        controller=make_controller(config.speculative_control, {}),
         max_num_seqs=lanes,
         max_num_batched_tokens=config.max_num_batched_tokens,
         weight_bytes=target.weight_bytes,
     )
     return Assembled(engine, target, config, speculative if drafters else None, probe)
+
+
+def _drafter(
+    part: SpeculativeConfig,
+    target: TransformersModel,
+    tokenizer: Any,
+    assistant: PreTrainedModel | None,
+    config: EngineConfig,
+) -> Drafter:
+    if part.method == "suffix":
+        return SuffixDrafter(least_chance=0.1)
+    if part.method == "ngram":
+        assert part.prompt_lookup_min is not None
+        return NgramDrafter(part.prompt_lookup_min, part.prompt_lookup_max)
+    if part.method == "draft_model":
+        return _draft_model(target, tokenizer, part, assistant, config)
+    raise InvalidParameter(
+        f"method={part.method!r} is not possible with an accelerated model: take auto, suffix, ngram, a draft model, "
+        "or none"
+    )
 
 
 def _wrapped(model: PreTrainedModel, max_model_len: int | None) -> TransformersModel:

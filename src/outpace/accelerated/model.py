@@ -24,7 +24,7 @@ from outpace.models.hf_bits import probe_rows
 
 __all__ = ["AcceleratedModel", "accelerate"]
 
-_OPTIONS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_tokens")
+_OPTIONS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_tokens", "speculative_control")
 
 
 def accelerate(
@@ -40,11 +40,12 @@ def accelerate(
     Args:
         model: a decoder-only model on the CPU.
         tokenizer: its tokenizer: for stop strings, and to compare vocabularies with a draft model's files.
-        speculative_config: `ngram` (the default), a draft model (hub id, folder, GGUF file), `none`, a mapping with
-            the keys of SpeculativeConfig, or a SpeculativeConfig.
+        speculative_config: `ngram` (the default), `suffix`, a draft model (hub id, folder, GGUF file), `none`, a
+            mapping with the keys of SpeculativeConfig, or a SpeculativeConfig.
         assistant_model: a draft model: a PreTrainedModel with the same vocabulary, or a name as above.
         options: max_model_len (most tokens of prompt and output), max_num_seqs (most sequences side by side),
-            max_num_batched_tokens (most rows a step) and cache_tokens (most cached tokens), as in EngineConfig.
+            max_num_batched_tokens (most rows a step), cache_tokens (most cached tokens) and speculative_control, as in
+            EngineConfig.
 
     Raises:
         UnsupportedModel: a model that cannot be run with the same text, naming why.

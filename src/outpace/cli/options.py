@@ -97,10 +97,8 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
         help="all settings of the drafter as one JSON object; keys: "
         + ", ".join(item.name for item in fields(SpeculativeConfig)),
     )
-    text = field_help(SpeculativeConfig, "num_speculative_tokens")
-    default = SpeculativeConfig().num_speculative_tokens
-    help_text = f"{text}, 0 for none (default: {default})"
-    group.add_argument("--num-speculative-tokens", type=int, metavar="N", help=help_text)
+    text = _without_none(field_help(SpeculativeConfig, "num_speculative_tokens"))
+    group.add_argument("--num-speculative-tokens", type=int, metavar="N", help=f"{text}; 0 for none")
 
 
 def add_output_options(parser: argparse.ArgumentParser, json_help: str, *, only_json: bool = False) -> None:

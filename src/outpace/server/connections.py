@@ -7,11 +7,20 @@ connections: without this, some hundred silent clients would keep everybody else
 from __future__ import annotations
 
 import asyncio
+import resource
+import time
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["PATIENCE", "Connection"]
+__all__ = ["BACKLOG", "PATIENCE", "Connection", "most_connections"]
+
+BACKLOG = 64
+"""Connections that are accepted in one go."""
+_ROUNDS = 3
+"""How often that may happen before a connection that has to make room is really closed."""
+_OTHER_FILES = 64
+"""Open files of the process that are no connections."""
 
 PATIENCE = 30.0
 """Seconds between two looks at a connection. At the second look at one that is waited for, it is closed."""
@@ -19,8 +28,19 @@ _LEAST_BYTES = 1024
 """Of a body, from one look to the next."""
 
 
+def most_connections() -> int:
+    """How many connections there may be before the system refuses to open further ones.
+
+    asyncio answers such a refusal with thousands of lines in the log, and nobody gets in.
+    """
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if allowed == resource.RLIM_INFINITY else max(1, allowed - _ROUNDS * BACKLOG - _OTHER_FILES)
+
+
 class Connection(H11Protocol):
     """An HTTP/1.1 connection that is closed if no request arrives on it.
+
+    If there are too many, the one gives way that has been waited for the longest.
 
     From one look to the next a request's head has to be complete, or 1 KiB of its body has to come. How long an answer
     takes, and how slowly it is read, does not matter. A wish to change to WebSockets or HTTP/2 is ignored, which HTTP
@@ -30,9 +50,13 @@ class Connection(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
     _awaited: tuple[object, object] | None = None
     _received = 0
+    _made = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._made = time.monotonic()
+        if len(self.connections) > most_connections():
+            self._make_room()
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -50,6 +74,11 @@ class Connection(H11Protocol):
             super().shutdown()
         else:
             self.transport.close()
+
+    def _make_room(self) -> None:
+        others = (other for other in self.connections if isinstance(other, Connection) and other is not self)
+        silent = (other for other in others if other._waits_for() is not None and not other.transport.is_closing())
+        min(silent, key=lambda other: other._made, default=self).transport.close()
 
     def _look(self) -> None:
         awaited = self._waits_for()

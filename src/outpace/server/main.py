@@ -19,10 +19,10 @@ from typing import NoReturn, Protocol
 from outpace.errors import InvalidParameter, OutpaceError
 from outpace.server.arguments import resolve
 
-__all__ = ["Display", "bind", "main"]
+__all__ = ["QUEUE", "Display", "bind", "main"]
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "openai", "pydantic")
-_BACKLOG = 512
+QUEUE = 512
 """Connections that may wait while the model loads, or the server is busy."""
 
 
@@ -94,7 +94,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # or a port would rest for a minute after use
         listener.bind(address)
-        listener.listen(_BACKLOG)
+        listener.listen(QUEUE)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

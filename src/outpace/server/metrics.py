@@ -188,7 +188,7 @@ class Metrics(Collector):
 
 def add_metrics(app: FastAPI, llm: AsyncLLM, model_name: str) -> Metrics:
     """Listens to the steps of `llm` from now on, answers GET /metrics, and writes the log's lines about speculation."""
-    drafters = {config.method: config.num_speculative_tokens for config in llm.built.speculative}
+    drafters = {config.method: config.num_speculative_tokens or 0 for config in llm.built.speculative}
     metrics = Metrics(model_name, llm.load, drafters, llm.control)
     llm.on_step(metrics.observe)
     llm.on_step(SpecLogger(max(drafters.values(), default=0)).observe)

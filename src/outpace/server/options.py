@@ -75,8 +75,7 @@ def _add_speculation_options(parser: CommandLine) -> None:
     )  # fmt: skip
     say("--spec-method", const="method", metavar="NAME", help=help_of("method"))
     name = "num_speculative_tokens"
-    default = getattr(SpeculativeConfig(), name)
-    text = f"{help_of(name)}, 0 for none (default: {default})"
+    text = f"{_without_none(help_of(name))}; 0 for none"
     say("--num-speculative-tokens", "--spec-tokens", const=name, type=int, metavar="N", help=text)
     name = "prompt_lookup_max"
     text = f"{help_of(name)} (default: {getattr(SpeculativeConfig(), name)})"

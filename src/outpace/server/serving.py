@@ -21,7 +21,8 @@ from outpace.params import SamplingDefaults
 from outpace.protocols import Cache
 from outpace.server.app import create_app
 from outpace.server.arguments import Resolved
-from outpace.server.connections import Connection
+from outpace.server.connections import BACKLOG, Connection
+from outpace.server.main import QUEUE
 from outpace.server.served import check_template
 from outpace.server.settings import ServerSettings
 
@@ -64,6 +65,7 @@ async def _serve(built: Built, settings: ServerSettings, listener: socket.socket
     config = uvicorn.Config(
         app,
         http=Connection,
+        backlog=BACKLOG,
         ws="none",
         log_config=None,
         access_log=settings.log_requests,
@@ -117,6 +119,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts, and says so."""
         await super().startup(sockets=sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)  # it was cut to what is accepted in one go
         if self.started:
             _say(self._ready)
 

@@ -38,11 +38,12 @@ def usage_of(outputs: Sequence[RequestOutput]) -> CompletionUsage:
 def num_speculative_tokens(built: Built, speculation: SpeculationParams | None) -> int:
     """Most draft tokens a step of a request that asks for this; 0 if it is decoded plainly."""
     wanted = speculation or SpeculationParams()
-    configured = {config.method: config.num_speculative_tokens for config in built.speculative}
-    method = wanted.method or next(iter(configured), None)
-    if method is None or not wanted.enabled:
+    configured = {config.method: config.num_speculative_tokens or 0 for config in built.speculative}
+    if not configured or not wanted.enabled:
         return 0
-    return configured.get(method, 0) if wanted.num_speculative_tokens is None else wanted.num_speculative_tokens
+    if wanted.num_speculative_tokens is not None:
+        return wanted.num_speculative_tokens
+    return max(configured.values()) if wanted.method is None else configured.get(wanted.method, 0)
 
 
 def metrics_of(outputs: Sequence[RequestOutput], most: int) -> Metrics:
