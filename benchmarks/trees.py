@@ -143,7 +143,7 @@ def replay(args: argparse.Namespace) -> None:
     if args.draft == "suffix":
 
         def make(width: int, count: Count) -> Drafter:
-            return SuffixDrafter(tree_width=width)
+            return SuffixDrafter(tree_width=width, least_chance=args.least_chance)
 
     else:
         model = LLM(args.draft, "none", threads=args.threads, max_model_len=MAX_LEN)._engine.model
@@ -166,7 +166,7 @@ def replay(args: argparse.Namespace) -> None:
                         replay_text(drafter, text, nodes, count)
                         # Rows of the prompt belong to no step.
                         count.passes += prompts.passes
-                        count.rows += prompts.rows - len(text["prompt"])
+                        count.rows += prompts.rows - min(prompts.rows, len(text["prompt"]))
                 print(
                     "| " + " | ".join([f"{temperature:g}", str(nodes), str(width), *count.cells()]) + " |", flush=True
                 )
@@ -213,6 +213,7 @@ def main() -> None:
     parser.add_argument("what", choices=("answers", "replay", "rows"))
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--draft", default="suffix", help="a draft model, or suffix")
+    parser.add_argument("--least-chance", type=float, default=0.1, help="of suffix, as under adaptive control")
     parser.add_argument("--answers", type=Path, default=Path("answers.json"))
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--per-task", type=int, default=1, help="prompts of each task")
