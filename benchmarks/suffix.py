@@ -1,7 +1,7 @@
 """The suffix drafter: what it costs at a long context, and what it finds in answers of a model, beside prompt lookup.
 
     python benchmarks/suffix.py cost
-    python benchmarks/suffix.py replay --model MODEL --answers FILE
+    python benchmarks/suffix.py replay --model MODEL --answers FILE [--successors]
 
 `cost` prints for every kind of text microseconds of processor time to index a token (the slowest token beside it),
 microseconds to draft 16 tokens once the text is indexed and how many tokens such drafts have, bytes a token takes and
@@ -9,7 +9,9 @@ what `memory_bytes` says. Real texts come with Python: sources of its library an
 
 `replay` answers the prompts of prompts.jsonl plainly, keeps the answers in FILE, and asks the drafters at every step
 for what is known to follow: accepted of drafted tokens by task, and tokens a step. "suffix + pool" sees the answers
-before.
+before. With `--successors` it prints instead what the suffix drafter would win by a table of successors, learnt from
+all prompts and answers so far and asked only where it has no draft: how many more tokens are accepted and drafted, and
+how many of the latter are kept.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ import random
 import re
 import time
 import tracemalloc
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from pydoc_data import topics
 from statistics import median
@@ -41,6 +44,10 @@ from outpace.types import Ask, Draft, Observation
 
 NUM_QUERIES = 200
 NUM_DRAFT_TOKENS = 16
+NUM_REPLAYED = (5, 10)
+"""Draft tokens a step, at most, in replays."""
+LEAST_CHANCES = (0.3, 0.6)
+"""Of drafts of successors."""
 
 
 def split(text: str) -> list[int]:
@@ -149,6 +156,57 @@ def print_costs(num_tokens: int) -> None:
         )
 
 
+class SuffixThenSuccessors(SuffixDrafter):
+    """Where the suffix drafter has no draft: the most frequent token after the last few in all text so far, repeatedly.
+
+    Args:
+        orders: numbers of last tokens looked up; the first that the text had before is taken.
+        least_successor_chance: such a draft ends where its tokens are all kept with less than this chance. A token
+            that followed `agreeing` of `total` times is kept with one of agreeing / (total + 1).
+        settings: of the suffix drafter.
+    """
+
+    def __init__(self, orders: Sequence[int], least_successor_chance: float, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._orders = orders
+        self._least_successor_chance = least_successor_chance
+        self._successors: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+
+    def start(self, request_id: int, token_ids: Sequence[int], num_prompt_tokens: int, *, tenant: str = "") -> None:
+        super().start(request_id, token_ids, num_prompt_tokens, tenant=tenant)
+        self._learn(token_ids, 0)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        super().observe(observations)
+        for seen in observations:
+            self._learn(seen.token_ids, len(seen.token_ids) - seen.num_new_tokens)
+
+    def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
+        drafts = super().propose(asks, row_budget)
+        return [draft if len(draft) else self._guess(ask) for ask, draft in zip(asks, drafts, strict=True)]
+
+    def _learn(self, tokens: Sequence[int], begin: int) -> None:
+        for order in self._orders:
+            for at in range(max(begin, order), len(tokens)):
+                self._successors[tuple(tokens[at - order : at])][tokens[at]] += 1
+
+    def _guess(self, ask: Ask) -> Draft:
+        tokens, chance = list(ask.token_ids[-max(self._orders) :]), 1.0
+        ids: list[int] = []
+        while len(ids) < ask.num_draft_tokens:
+            keys = [tuple(tokens[-order:]) for order in self._orders]
+            found = next((self._successors[key] for key in keys if key in self._successors), None)
+            if found is None:
+                break
+            ((token, agreeing),) = found.most_common(1)
+            chance *= agreeing / (found.total() + 1)
+            if chance < self._least_successor_chance:
+                break
+            ids.append(token)
+            tokens.append(token)
+        return Draft.chain(ids, "output") if ids else Draft()
+
+
 @dataclass
 class Score:
     """What drafts were worth."""
@@ -200,25 +258,55 @@ def replay(drafter: Drafter, request_id: int, prompt: list[int], output: list[in
     return score
 
 
+def replay_all(drafter: Drafter, answers: list[dict[str, Any]], k: int) -> dict[str, Score]:
+    """Scores by task and of "all"."""
+    scores: dict[str, Score] = defaultdict(Score)
+    for number, answer in enumerate(answers):
+        score = replay(drafter, number, answer["prompt"], answer["output"], k)
+        scores[answer["task"]].add(score)
+        scores["all"].add(score)
+    return scores
+
+
 def print_replay(answers: list[dict[str, Any]]) -> None:
     tasks = list(dict.fromkeys(answer["task"] for answer in answers))
-    for k in (5, 10):
+    for k in NUM_REPLAYED:
         print(f"\nAt most {k} draft tokens.\n")
         print("| drafter | task | accepted/drafted | acceptance | mean acceptance length | tokens/step |")
         print("|---|---|---|---|---|---|")
-        drafters = {
+        drafters: dict[str, Drafter] = {
             "ngram": NgramDrafter(),
             "suffix": SuffixDrafter(),
+            "suffix, least_chance 0.1": SuffixDrafter(least_chance=0.1),
             "suffix + pool": SuffixDrafter(pool=OutputPool()),
         }
         for name, drafter in drafters.items():
-            scores: dict[str, Score] = defaultdict(Score)
-            for number, answer in enumerate(answers):
-                score = replay(drafter, number, answer["prompt"], answer["output"], k)
-                scores[answer["task"]].add(score)
-                scores["all"].add(score)
+            scores = replay_all(drafter, answers, k)
             for task in (*tasks, "all"):
                 print(f"| {name} | {task} | {scores[task]} |")
+
+
+def print_successors(answers: list[dict[str, Any]]) -> None:
+    """What tables of successors add to the suffix drafter, to one that drafts more, and to one with a pool."""
+    tables = {"bigram": (1,), "trigram": (2,), "trigram, then bigram": (2, 1)}
+    drafters: dict[str, Callable[[], dict[str, Any]]] = {
+        "suffix": dict,
+        "suffix, least_chance 0.1": lambda: {"least_chance": 0.1},
+        "suffix + pool": lambda: {"pool": OutputPool()},
+    }
+    for k in NUM_REPLAYED:
+        print(f"\nAt most {k} draft tokens.\n")
+        print("| drafter | table | least chance | accepted more | drafted more | share kept | tokens/step |")
+        print("|---|---|---|---|---|---|---|")
+        for name, settings in drafters.items():
+            alone = replay_all(SuffixDrafter(**settings()), answers, k)["all"]
+            print(f"| {name} | none | | | | | {alone.tokens / alone.steps:.2f} |")
+            for (table, orders), least in product(tables.items(), LEAST_CHANCES):
+                both = replay_all(SuffixThenSuccessors(orders, least, **settings()), answers, k)["all"]
+                accepted, drafted = both.accepted - alone.accepted, both.drafted - alone.drafted
+                share = f"{accepted / drafted:.2f}" if drafted else ""
+                speed = both.tokens / both.steps
+                print(f"| {name} | {table} | {least} | {accepted} | {drafted} | {share} | {speed:.2f} |")
 
 
 def main() -> None:
@@ -230,12 +318,14 @@ def main() -> None:
     again.add_argument("--model", default="smollm2-135m")
     again.add_argument("--answers", type=Path, required=True)
     again.add_argument("--max-tokens", type=int, default=200)
+    again.add_argument("--successors", action="store_true", help="what tables of successors would add, instead")
     args = parser.parse_args()
     print(describe_machine())
     if args.command == "cost":
         print_costs(args.tokens)
     else:
-        print_replay(plain_answers(args.model, args.answers, args.max_tokens))
+        show = print_successors if args.successors else print_replay
+        show(plain_answers(args.model, args.answers, args.max_tokens))
 
 
 if __name__ == "__main__":

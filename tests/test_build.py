@@ -168,3 +168,33 @@ def test_a_head_that_repeats_the_embedding_counts_once(target: Path, noise: floa
     save_file(tensors, str(target / "model.safetensors"))
     stored = sum(tensor.numel() for tensor in tensors.values())
     assert LLM(target, "none", **OPTIONS)._built.parameters == stored - (300 * 32 if copies else 0)
+
+
+def test_past_outputs_are_kept_in_a_file(target: Path, tmp_path: Path) -> None:
+    """What an engine said drafts for the next one, of the same tokenizer; a file of another one is refused."""
+    pool = tmp_path / "pool"
+    config = {"method": "suffix", "suffix_decoding_max_cached_requests": 16, "suffix_pool_file": str(pool)}
+    params = SamplingParams(temperature=0.9, seed=4, max_tokens=40, ignore_eos=True)
+    options = {**OPTIONS, "speculative_control": "fixed"}
+    first = LLM(str(target), config, **options)
+    assert first.memory()["drafter"] == 0
+    said = first.generate("abc", params)[0].outputs[0].token_ids
+    first._built.close()
+    second = LLM(str(target), config, **options)
+    assert second.memory()["drafter"] > 0
+    (again,) = second.generate("abd", params)  # another prompt, whose answer need not be the same
+    assert (
+        again.outputs[0].token_ids
+        == LLM(str(target), "none", **OPTIONS).generate("abd", params)[0].outputs[0].token_ids
+    )
+    (same,) = second.generate("abc", params)
+    assert same.outputs[0].token_ids == said
+    assert same.stats.accepted_tokens > 20  # nothing in the prompt could have told
+    other = write_model(tmp_path / "other", tokenizer=sentencepiece())
+    refuse(other, config, VocabularyMismatch, "pool", **options)
+    pool.write_bytes(pool.read_bytes()[:-7])
+    refuse(target, config, CheckpointError, "pool", **options)
+    refuse(
+        target, {**config, "suffix_pool_file": str(tmp_path / "no" / "pool")}, InvalidParameter, "no folder", **options
+    )
+    refuse(target, {"method": "suffix", "suffix_pool_file": str(pool)}, InvalidParameter, "suffix_decoding_max_cached")

@@ -135,7 +135,8 @@ class SpeculativeConfig:
         put("prompt_lookup_min", _count("prompt_lookup_min", shortest, self.prompt_lookup_max))
         put("tree_width", _count("tree_width", self.tree_width, _MOST_BRANCHES))
         name = "suffix_decoding_max_cached_requests"
-        put(name, check_integer(name, getattr(self, name), low=0, text="an integer, 0 (off) or more"))
+        most = getattr(self, name)
+        put(name, check_integer(name, most, low=0 if most == 0 else 8, text="an integer: 0 (off), or at least 8"))
         for name in ("exit_layer", "disable_by_batch_size"):
             if getattr(self, name) is not None:
                 put(name, _count(name, getattr(self, name)))

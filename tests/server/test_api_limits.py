@@ -125,3 +125,24 @@ def test_other_origins() -> None:
     run(main(ServerSettings(allowed_origins=("https://a.example",), api_keys=("k",)), "https://a.example"))
     run(main(ServerSettings(allowed_origins=("https://b.example",)), None))
     run(main(ServerSettings(allowed_origins=("*",)), "*"))
+
+
+@pytest.mark.parametrize("keys", [(), ("one", "other")])
+def test_every_key_is_a_tenant_of_its_own(keys: tuple[str, ...]) -> None:
+    """What one was answered drafts for nobody else."""
+
+    async def main() -> None:
+        llm = scripted()
+        async with client_of(llm, ServerSettings(api_keys=keys)) as client:
+            seen = []
+            start = llm.built.engine.drafting.drafters["ngram"].start
+            llm.built.engine.drafting.drafters["ngram"].start = lambda *args, tenant: (
+                seen.append(tenant) or start(*args)
+            )
+            for key in ("one", "other", "one"):
+                client.headers["Authorization"] = f"Bearer {key}"
+                await post(client, CHAT, messages=USER)
+                await post(client, COMPLETIONS, prompt="Hi", max_tokens=2)
+            assert seen == ([""] * 6 if not keys else ["one", "one", "other", "other", "one", "one"])
+
+    run(main())

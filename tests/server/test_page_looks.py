@@ -113,6 +113,21 @@ def test_it_fits_and_follows_the_system_colours(browser: Browser, width: int, da
         assert colours_of(tab, tab.screenshot()) > 50
 
 
+@pytest.mark.parametrize(("histogram", "shown"), [([3, *[0] * 15, 1], 16), ([3, 1, 1, *[0] * 14], 5)])
+def test_long_drafts_do_not_widen_the_page(browser: Browser, histogram: list[int], shown: int) -> None:
+    """Positions that no draft reached are not shown beyond the fifth."""
+
+    def drafted(body: dict[str, Any]) -> Answer:
+        *steps, _ = answer(body)
+        yield from steps
+        yield counts([], histogram, 40)
+
+    with serving(drafted) as server, browser.tab(360) as tab:
+        run(tab, server)
+        assert tab.value("document.querySelectorAll('#bars li').length") == shown
+        assert tab.value("document.documentElement.scrollWidth") == 360
+
+
 def colours_of(tab: Tab, png: str) -> int:
     """How many different colours a picture has; a blank one has 1."""
     tab.open("about:blank")

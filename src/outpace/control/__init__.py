@@ -1,6 +1,7 @@
 """Decides who drafts how much. Learns from steps that were made anyway; imports no engine, drafter, model or torch."""
 
 from outpace.control.controller import AdaptiveController
-from outpace.control.knowledge import ControlSettings
+from outpace.control.fixed import FixedController
+from outpace.control.knowledge import ControlSettings, Knowledge
 
-__all__ = ["AdaptiveController", "ControlSettings"]
+__all__ = ["AdaptiveController", "ControlSettings", "FixedController", "Knowledge"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 __all__ = ["Candidate", "Plan", "Share", "allocate", "choose_computed"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """Tokens to verify.
 
@@ -84,7 +84,7 @@ def allocate(
     return Plan(counts, best_tokens, seconds[best], rest)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """A request that a computing drafter could draft for.
 
@@ -101,7 +101,7 @@ class Candidate:
     price: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Share:
     """Who is drafted for by a computing drafter, and how far.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from outpace.control.allocation import Candidate, Plan, Share, allocate, choose_computed
 from outpace.control.knowledge import Knowledge
-from outpace.control.tally import Prospect
+from outpace.control.report import Prospect
 from outpace.decisions import Offer, Wish
 
 __all__ = ["Choice", "Surroundings", "best_length", "catch_up_price", "choose"]
@@ -19,7 +19,7 @@ UNTRIED = 0.9
 """Chance of a token of a computing drafter that is new: somebody wants it, so it is tried if it could pay at all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Surroundings:
     """What a step computes in any case.
 
@@ -62,21 +62,26 @@ class Choice:
         return sum(share.drafting for share in self.shares.values())
 
 
-def best_length(chance: float, seconds: Sequence[float], decoding: int, margin: float) -> tuple[int, Prospect]:
-    """The draft length for one request that pays most if every token has this chance, and what one would bring."""
+def best_length(chance: float, seconds: Sequence[float], decoding: int, margin: float) -> tuple[int, Prospect | None]:
+    """The draft length for one request that pays most if every token has this chance; else 0, and the best one's price.
+
+    Args:
+        chance: of a token, if those before it are kept.
+        seconds: [1 + most] of the step by draft tokens.
+        decoding: requests that get a token each.
+        margin: by how much drafts must be better, relative.
+    """
     plain = decoding / seconds[0]
     tokens, alive = float(decoding), 1.0
-    best, rate, prospect, near = 0, plain * (1.0 + margin), None, 0.0
+    best, best_tokens, rate = 0, tokens, 0.0
     for length in range(1, len(seconds)):
         alive *= chance
         tokens += alive
-        if tokens > near * seconds[length]:
-            near = tokens / seconds[length]
-            prospect = (length, tokens - decoding, seconds[length] - seconds[0])
-            if near > rate:
-                best, rate = length, near
-    length, kept, verifying = prospect or (0, 0.0, 0.0)
-    return best, Prospect(length, kept, verifying, 0.0, near / plain)
+        if tokens > rate * seconds[length]:
+            best, best_tokens, rate = length, tokens, tokens / seconds[length]
+    if rate > plain * (1.0 + margin):
+        return best, None
+    return 0, Prospect(best, best_tokens - decoding, seconds[best] - seconds[0], 0.0, rate / plain)
 
 
 def choose(
@@ -129,12 +134,15 @@ def _add_computed(
                 found.append((share.rate, name, share))
         if not found:
             return
-        best_rate, name, share = max(found)
-        rate = choice.tokens / choice.total
-        if best_rate <= rate * (1.0 + margin):
+        enough = choice.tokens / choice.total * (1.0 + margin)
+        rate, name, share = max(found)
+        if rate <= enough:
             for _, loser, promise in found:
                 choice.prospects[loser] = _prospect(choice, promise)
-            return
+            hopeful = _share(knowledge, choice, name, wishes, survivals, open_to, hopeful=True)
+            if hopeful is None or hopeful.rate <= enough:
+                return
+            share = hopeful
         share = _new_drafter(knowledge, share, name, wishes)
         names.remove(name)
         choice.shares[name] = share
@@ -171,13 +179,29 @@ def _share(
     wishes: Sequence[Wish],
     survivals: Sequence[list[float]],
     open_to: Sequence[int],
+    *,
+    hopeful: bool = False,
 ) -> Share | None:
+    """The best that a computing drafter can do beside what was chosen.
+
+    Args:
+        knowledge: what is learnt.
+        choice: so far.
+        name: of the drafter.
+        wishes: all.
+        survivals: of the drafts at hand.
+        open_to: indices of the wishes it may draft for.
+        hopeful: one token each, at a chance a little above the likely one, and only where it is up to date: giving up
+            has a price too, since it has to catch up before it can be tried again.
+    """
     candidates = []
     acceptance, costs, known = knowledge.acceptance(name), knowledge.costs(name), knowledge.is_known(name)
     for index in open_to:
         wish = wishes[index]
-        if name in wish.computing and wish.most > 0:
-            if known:
+        if name in wish.computing and wish.most > 0 and not (hopeful and wish.computing[name] > FEW_ROWS):
+            if hopeful:
+                survival = [acceptance.hopeful_chance(knowledge.own(wish.request_id, name))]
+            elif known:
                 survival = acceptance.average_survival(wish.most, knowledge.own(wish.request_id, name))
             else:
                 survival = [UNTRIED**position for position in range(1, 1 + wish.most)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from outpace.control.row_costs import NATIVE_SHAPE, NOISE, RowCosts
 from outpace.decisions import DraftCall
@@ -36,6 +36,12 @@ class TargetCosts:
         if threads != self._threads:
             self._use(threads)
         self.now.observe(rows, seconds, _PROMPT_NOISE if prompt_rows else NOISE)
+
+    def recall(self, tables: Mapping[int, RowCosts]) -> None:
+        """Starts from what was learnt before, by threads."""
+        if tables:
+            self.tables.update(tables)
+            self.now, self._threads = self.tables[max(self.tables)], max(self.tables)
 
     def _use(self, threads: int) -> None:
         table = self.tables.get(threads)

@@ -1,43 +1,69 @@
-"""As much as is possible: for experiments, and for engines that are put together by hand."""
+"""A controller that decides nothing: all that was wished for, in every step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outpace.control.report import Tally
 from outpace.decisions import Allotment, ControlReport, Offer, StepFacts, Wish
 
 __all__ = ["FixedController"]
 
 
 class FixedController:
-    """Verifies every draft whole. Where the free drafter has none, the first computing one is asked for all it may."""
+    """Implements `outpace.protocols.Controller`: the free drafter's draft if it has one, else the first computing one's.
+
+    Nothing is ever cut. For measurements, and for those who know their drafter better.
+    """
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+        self._steps = 0
+        self._seconds = 0.0
 
     def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:
+        """All that is wished for."""
         return [wish.most for wish in wishes]
 
     def allot(
         self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
     ) -> list[Allotment]:
-        return [_whole(wish, offer) for wish, offer in zip(wishes, offers, strict=True)]
+        """The draft at hand as it is; where there is none, as much as may be from the first computing drafter."""
+        allotments = []
+        for wish, offer in zip(wishes, offers, strict=True):
+            if offer is not None and offer.num_tokens:
+                allotments.append(Allotment(keep=min(offer.num_tokens, wish.most)))
+            elif wish.computing and wish.most:
+                allotments.append(Allotment(drafter=next(iter(wish.computing)), num_tokens=wish.most))
+            else:
+                allotments.append(Allotment())
+        return allotments
 
     def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[int]:
+        """Everything."""
         return [offer.num_tokens for offer in offers]
 
     def calibrated(self, request_id: int, drafter: str, position: int, confidence: float) -> float:
+        """What the drafter says."""
         return confidence
 
     def observe(self, facts: StepFacts) -> None:
-        """There is nothing to learn."""
+        """Counts, and learns nothing."""
+        for seen in facts.drafts:
+            tally = self._tallies.setdefault(seen.offer.drafter, Tally())
+            tally.drafts += 1
+            tally.tokens += seen.offer.num_tokens
+            tally.accepted += seen.num_accepted
+        for call in facts.calls:
+            self._tallies.setdefault(call.drafter, Tally()).drafting += call.seconds
+        if facts.decoding:
+            self._steps += 1
+            self._seconds += facts.seconds + sum(call.seconds for call in facts.calls)
 
     def release(self, request_id: int) -> None:
-        """There is nothing to forget."""
+        """Nothing is known of requests."""
 
     def report(self) -> ControlReport:
-        return ControlReport({}, 0, 0.0, 0.0)
-
-
-def _whole(wish: Wish, offer: Offer | None) -> Allotment:
-    if offer is not None and offer.num_tokens:
-        return Allotment(keep=offer.num_tokens)
-    drafter = next(iter(wish.computing), None)
-    return Allotment() if drafter is None else Allotment(drafter=drafter, num_tokens=wish.most)
+        """Counts since the start; nothing was expected or predicted."""
+        drafters = {name: tally.report(name) for name, tally in self._tallies.items()}
+        return ControlReport(drafters, self._steps, self._seconds, 0.0)

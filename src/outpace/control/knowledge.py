@@ -25,7 +25,7 @@ class ControlSettings:
             target costs.
         relative_costs: by computing drafter, its pass for one request over the target's, such as the ratio of the bytes
             of their weights. Where none is named, its first call asks for one token.
-        first_guesses: by drafter, the chance that a draft token is kept, before any was seen; 0.7 where none is named.
+        first_guesses: by drafter, the chance that a draft token is kept, before any was seen; 0.6 where none is named.
         margin: by how much tokens per second with drafts must beat those without, relative.
         horizon: what it costs a drafter to catch up with a request is spread over no more tokens to come than this
             and the tokens that have come.
@@ -58,7 +58,7 @@ class Knowledge:
     def acceptance(self, drafter: str) -> DrafterAcceptance:
         found = self.acceptances.get(drafter)
         if found is None:
-            found = DrafterAcceptance(self.settings.first_guesses.get(drafter, 0.7))
+            found = DrafterAcceptance(self.settings.first_guesses.get(drafter, 0.6))
             self.acceptances[drafter] = found
         return found
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from outpace.control.acceptance import Outcome
 from outpace.control.knowledge import Knowledge
 from outpace.control.probing import ProbingBudget
 from outpace.control.step import StepPlan
-from outpace.control.tally import Tally
+from outpace.control.report import Tally
 from outpace.control.trying import Trying
 from outpace.decisions import ControlReport, DrafterReport, StepFacts
 
@@ -64,35 +65,42 @@ class Learning:
 
     def _learn_drafts(self, facts: StepFacts, step: StepPlan) -> int:
         """Returns the draft tokens that were kept."""
-        total = 0
+        knowledge, total = self._knowledge, 0
+        outcomes: dict[str, list[Outcome]] = {}
         for seen in facts.drafts:
             offer, accepted = seen.offer, min(seen.num_accepted, seen.offer.num_tokens)
             if not offer.num_tokens:
                 continue
-            own = self._knowledge.own(offer.request_id, offer.drafter)
-            acceptance = self._knowledge.acceptance(offer.drafter)
-            expected = step.expected.get(offer.request_id)
-            if expected is None:
-                expected = sum(self._knowledge.survival(offer, offer.num_tokens))
+            name, request_id = offer.drafter, offer.request_id
+            if request_id not in step.expected:
+                step.expected[request_id] = sum(knowledge.survival(offer, offer.num_tokens))
             confidence = None if offer.fixed else offer.confidence
-            acceptance.observe(offer.num_tokens, accepted, confidence, own)
-            self._knowledge.requests[offer.request_id].num_tokens += accepted
-            tally = self.tally(offer.drafter)
+            outcome = (offer.num_tokens, accepted, confidence, knowledge.own(request_id, name))
+            outcomes.setdefault(name, []).append(outcome)
+            knowledge.requests[request_id].num_tokens += accepted
+            tally = self.tally(name)
             tally.drafts += 1
             tally.tokens += offer.num_tokens
             tally.accepted += accepted
-            tally.expected += expected
-            if offer.request_id in step.probes:
-                self._trying.tried(offer.request_id, offer.drafter, accepted > 0)
+            tally.expected += step.expected[request_id]
+            if request_id in step.probes:
+                self._trying.tried(request_id, name, accepted > 0)
             else:
-                self._trying.drafted(offer.request_id, offer.drafter)
+                self._trying.drafted(request_id, name)
                 tally.prospect = None
             total += accepted
+        for name, several in outcomes.items():
+            knowledge.acceptance(name).observe(several)
+        if step.probes:
+            self._empty_probes(facts, step)
+        return total
+
+    def _empty_probes(self, facts: StepFacts, step: StepPlan) -> None:
+        """Of drafters that had nothing, or are still catching up."""
         for request_id in step.probes.difference(seen.offer.request_id for seen in facts.drafts):
             asked = step.asked.get(request_id)
-            if asked is not None and asked.drafter is not None:  # it had nothing, or is still catching up
+            if asked is not None and asked.drafter is not None:
                 self._trying.tried(request_id, asked.drafter, False)
-        return total
 
     def _account(self, facts: StepFacts, step: StepPlan, accepted: int, calls: float) -> None:
         """What drafts added to the step."""
@@ -106,13 +114,11 @@ class Learning:
             one = now.seconds(decoding)  # not the seconds that really passed: a stall is no draft's fault
             took = now.seconds(facts.rows) + min(calls, _WORST_CALL * step.drafting)
             self._budget.lose(took - one * (1.0 + accepted / decoding), one)
-        by_drafter: dict[str, tuple[int, float]] = {}
+        promised = sum(step.expected.values()) if facts.drafts else 0.0
+        shares: dict[str, int] = {}
         for seen in facts.drafts:
-            count, expected = by_drafter.get(seen.offer.drafter, (0, 0.0))
-            expected += step.expected.get(seen.offer.request_id, 0.0)
-            by_drafter[seen.offer.drafter] = (count + seen.offer.num_tokens, expected)
-        promised = sum(step.expected.get(seen.offer.request_id, 0.0) for seen in facts.drafts)
-        for name, (count, _) in by_drafter.items():
+            shares[seen.offer.drafter] = shares.get(seen.offer.drafter, 0) + seen.offer.num_tokens
+        for name, count in shares.items():
             tally = self.tally(name)
             tally.verifying += (facts.seconds - plain) * count / max(1, tokens)
             tally.used_tokens += decoding + accepted

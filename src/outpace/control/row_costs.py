@@ -32,6 +32,7 @@ _SCALE_DRIFT = 0.03  # of the scale from pass to pass, relative
 _SHAPE_DOUBT = 0.25  # of the prior shape, relative, for every factor of e in rows
 _SHAPE_DRIFT = 2e-4  # of that doubt comes back with every pass
 _UNKNOWN_SCALE = 10.0  # standard deviation of the logarithm
+_RECALLED_DOUBT, _RECALLED_SHAPE_DOUBT = 0.3, 0.25  # of what was learnt another day; the second over a fresh one's
 _WIDEST = 2.5  # standard deviations; a residual beyond counts as this many if the one before was beyond too
 _STALL = 0.75  # else as this many
 
@@ -94,9 +95,20 @@ class RowCosts:
 
     def table(self, first: int, count: int) -> list[float]:
         """Seconds of `first`, `first` + 1, ... rows, `count` of them."""
-        if first > 0 and first + count <= 9:
-            return self._at_knots()[first - 1 : first - 1 + count]
-        return [self.seconds(rows) for rows in range(first, first + count)]
+        knots = self._at_knots()
+        if first + count <= 9:
+            return knots[first - 1 : first - 1 + count]
+        result: list[float] = []
+        low = min(bisect_right(KNOTS, first), len(KNOTS) - 1) - 1
+        rows, end = first, first + count
+        while rows < end:  # one stretch between two knots after another
+            begin, stop = KNOTS[low], KNOTS[low + 1]
+            slope = (knots[low + 1] - knots[low]) / (stop - begin)
+            until = end if low == len(KNOTS) - 2 else min(end, stop)
+            base = knots[low] - slope * begin
+            result += [base + slope * each for each in range(rows, until)]
+            rows, low = until, low + 1
+        return result
 
     def doubt(self, rows: int, others: int) -> float:
         """What is not known of the seconds of `rows`, over those of `others` rows: a standard deviation, relative.
@@ -155,10 +167,16 @@ class RowCosts:
 
     @classmethod
     def recalled(cls, state: RowCostsState) -> RowCosts:
-        """Starts from what was learnt before, as a first guess."""
+        """Starts from what was learnt before, as a first guess.
+
+        Raises:
+            ValueError: not as many numbers as knots, or one that is no positive number.
+        """
+        if len(state.seconds) != len(KNOTS) or not all(0.0 < value < math.inf for value in state.seconds):
+            raise ValueError(f"seconds {state.seconds!r}: give {len(KNOTS)} positive numbers")
         first = state.seconds[0]
-        costs = cls(tuple(zip(KNOTS, state.seconds, strict=True)), seconds=first, doubt=0.3)
-        costs._covariance[1:, 1:] *= 0.25
+        costs = cls(tuple(zip(KNOTS, state.seconds, strict=True)), seconds=first, doubt=_RECALLED_DOUBT)
+        costs._covariance[1:, 1:] *= _RECALLED_SHAPE_DOUBT
         return costs
 
     def _at_knots(self) -> list[float]:

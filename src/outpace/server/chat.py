@@ -16,6 +16,7 @@ from outpace.server.bodies import ChatChoice, ChatCompletion, ChatMessage
 from outpace.server.chat_call import ChatCall, prepare_chat
 from outpace.server.chat_stream import ChatStream
 from outpace.server.envelope import answer, log_answers, read, served_by
+from outpace.server.limits import tenant_of
 from outpace.server.logprobs import chat_logprobs, prompt_logprobs
 from outpace.server.requests import ChatRequest
 from outpace.server.usage import metrics_of, usage_of
@@ -26,7 +27,8 @@ __all__ = ["chat_completions"]
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation."""
     body = await read(request, ChatRequest)
-    call = await prepare_chat(served_by(request), body)
+    served = served_by(request)
+    call = await prepare_chat(served, body, tenant_of(request, served.settings))
     stream = ChatStream(call).bodies if body.stream else None
     return await answer(request, [call.prepared], stream, lambda outputs: _whole(call, outputs))
 

@@ -59,8 +59,8 @@ class ChatCall:
         return "tool_calls" if has_calls and reason == "stop" else reason
 
 
-async def prepare_chat(served: Served, body: ChatRequest) -> ChatCall:
-    """Checks and encodes a request.
+async def prepare_chat(served: Served, body: ChatRequest, tenant: str) -> ChatCall:
+    """Checks and encodes a request of a tenant.
 
     Raises:
         ApiError: it is not possible.
@@ -79,7 +79,7 @@ async def prepare_chat(served: Served, body: ChatRequest) -> ChatCall:
     try:
         params = _with_plan(params, plan, body)
         prepared = await served.llm.prepare(
-            messages, params, speculation, template=chat_variables(served, body), tools=plan.shown
+            messages, params, speculation, template=chat_variables(served, body), tools=plan.shown, tenant=tenant
         )
     except OutpaceError as error:
         raise blame(error, body, "messages") from error

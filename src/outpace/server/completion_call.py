@@ -87,8 +87,8 @@ class CompletionCall:
         return usage(found.prompt_tokens, 0, (details.cached_tokens if details else None) or 0)
 
 
-async def prepare_completion(served: Served, body: CompletionRequest) -> CompletionCall:
-    """Checks and encodes a request.
+async def prepare_completion(served: Served, body: CompletionRequest, tenant: str) -> CompletionCall:
+    """Checks and encodes a request of a tenant.
 
     Raises:
         ApiError: it is not possible.
@@ -107,7 +107,7 @@ async def prepare_completion(served: Served, body: CompletionRequest) -> Complet
         try:
             if isinstance(prompt, str) and not body.add_special_tokens:
                 prompt = await encode(served.llm.tokenizer, prompt, add_special_tokens=False)
-            prepared.append(await served.llm.prepare(prompt, params, speculation))
+            prepared.append(await served.llm.prepare(prompt, params, speculation, tenant=tenant))
         except OutpaceError as error:
             raise blame(error, body, param) from error
     most = num_speculative_tokens(served.llm.built, speculation)

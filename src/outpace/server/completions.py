@@ -12,6 +12,7 @@ from outpace.server.bodies import Completion, CompletionChoice, CompletionLogpro
 from outpace.server.completion_call import CompletionCall, prepare_completion
 from outpace.server.completion_stream import CompletionStream
 from outpace.server.envelope import answer, log_answers, read, served_by
+from outpace.server.limits import tenant_of
 from outpace.server.logprobs import completion_logprobs, prompt_logprobs
 from outpace.server.requests import CompletionRequest
 from outpace.server.usage import metrics_of
@@ -22,7 +23,8 @@ __all__ = ["completions"]
 async def completions(request: Request) -> Response:
     """Continues texts."""
     body = await read(request, CompletionRequest)
-    call = await prepare_completion(served_by(request), body)
+    served = served_by(request)
+    call = await prepare_completion(served, body, tenant_of(request, served.settings))
     stream = CompletionStream(call).bodies if body.stream else None
     return await answer(request, call.prepared, stream, lambda outputs: _whole(call, outputs))
 

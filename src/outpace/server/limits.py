@@ -14,8 +14,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outpace.server.errors import ApiError, error_response
+from outpace.server.settings import ServerSettings
 
-__all__ = ["KeyCheck", "read_json"]
+__all__ = ["KeyCheck", "read_json", "tenant_of"]
 
 _GUARDED = ("/v1", "/tokenize", "/detokenize")
 _LARGE = 256 * 1024
@@ -46,11 +47,20 @@ class KeyCheck:
         await self._app(scope, receive, send)
 
     def _knows(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip().encode("latin-1", "replace")
+        scheme, given = _bearer(headers)
         # All keys are compared, each in constant time: how long it takes tells nothing about any of them.
         matches = [hmac.compare_digest(given, key) for key in self._keys]
         return scheme.lower() == "bearer" and any(matches)
+
+
+def tenant_of(request: Request, settings: ServerSettings) -> str:
+    """Whose request it is: one tenant a key, and one for all where there are no keys."""
+    return _bearer(request.headers)[1].decode("latin-1") if settings.api_keys else ""
+
+
+def _bearer(headers: Headers) -> tuple[str, bytes]:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return scheme, token.strip().encode("latin-1", "replace")
 
 
 def _is_guarded(scope: Scope) -> bool:

@@ -9,7 +9,7 @@ from outpace.decisions import DrafterReport
 __all__ = ["Prospect", "Tally"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prospect:
     """The best that a drafter promised when it was not asked, or its draft was dropped.
 
