@@ -155,7 +155,7 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """Whether each token follows the one before it."""
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @property
     def paths(self) -> list[tuple[int, ...]]:
@@ -168,6 +168,8 @@ class Draft:
     @property
     def depth(self) -> int:
         """Tokens on the longest path; 0 for an empty draft."""
+        if self.is_chain:
+            return len(self.parents)
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 + depths[parent] if parent >= 0 else 1)

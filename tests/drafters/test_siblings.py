@@ -22,6 +22,7 @@ LAWS = [
     SamplingParams(**settings).resolved(SamplingDefaults())
     for settings in (
         {"temperature": 1.0},
+        {"temperature": 1e300, "top_p": 0.9},
         {"temperature": 0.6, "top_p": 0.9},
         {"temperature": 1.5, "top_k": 5},
         {"temperature": 1.2, "top_k": 12, "top_p": 0.8},
@@ -64,6 +65,12 @@ def test_sampled_they_are_the_best_in_the_race_that_the_target_will_run(params: 
             assert [each.token for each in found] == best
         chances = [each.chance for each in found]
         assert chances == sorted(chances, reverse=True) and 0 < sum(chances) < 1 + 1e-9
+
+
+def test_next_to_no_temperature_is_none() -> None:
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(2))
+    cold = replace(LAWS[1], temperature=5e-324)
+    assert siblings(logits, Choice(cold, 5, 3), 3) == siblings(logits, Choice(GREEDY, 5, 3), 3)
 
 
 def test_chances_say_how_far_the_race_is_decided() -> None:

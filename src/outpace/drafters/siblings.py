@@ -27,6 +27,10 @@ _CONTENDERS = 24
 """Most likely tokens whose noise is looked at; the best of all tokens is found however unlikely it was."""
 
 
+_COLD = 1e-4
+"""Below this temperature no noise makes up for a difference between logits, and dividing by it may overflow."""
+
+
 class Sibling(NamedTuple):
     """A token, and how likely the target chooses it, as far as one can tell from here."""
 
@@ -54,7 +58,8 @@ def siblings(logits: torch.Tensor, choice: Choice, width: int) -> list[Sibling]:
         return []
     temperature = choice.params.temperature
     assert temperature is not None
-    return _most_likely(values, best, width) if temperature == 0 else _best_in_race(values, best, choice, width)
+    greedy = temperature < _COLD
+    return _most_likely(values, best, width) if greedy else _best_in_race(values, best, choice, width)
 
 
 def _most_likely(values: Floats, best: float, width: int) -> list[Sibling]:
@@ -93,7 +98,8 @@ def _contenders(values: Floats, best: float, params: SamplingParams) -> list[int
         weights = np.exp(scaled)
         total = float(weights[kept].sum())
         if not 0 < params.top_k <= len(order):
-            total = float(np.exp((values - np.float32(best)) / np.float32(params.temperature)).sum())
+            scale = np.float32(max(1 / params.temperature, 1e-30))  # not 0, which no -inf survives
+            total = float(np.exp((values - np.float32(best)) * scale).sum())
         kept &= np.cumsum(weights) - weights < params.top_p * total
     return [token for token, keep in zip(order, kept, strict=True) if keep]
 

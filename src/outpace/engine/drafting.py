@@ -187,8 +187,20 @@ def _legal_nodes(draft: Draft, request: Request, drawn: bool) -> list[int]:
 
 
 def shortened(draft: Draft, limit: int) -> Draft:
-    """The first `limit` nodes of a clean draft."""
-    return subtree(draft, range(min(limit, len(draft)))) if limit else NO_DRAFT
+    """The first `limit` nodes of a clean draft: parents come first, so they are a draft too."""
+    if len(draft) <= limit:
+        return draft
+    if not limit:
+        return NO_DRAFT
+    resume = draft.resume
+    return Draft(
+        ids=draft.ids[:limit],
+        parents=draft.parents[:limit],
+        sources=draft.sources[:limit],
+        probabilities=None if draft.probabilities is None else draft.probabilities[:limit],
+        confidence=None if draft.confidence is None else draft.confidence[:limit],
+        resume=None if resume is None else replace(resume, hidden=resume.hidden[: 1 + limit]),
+    )
 
 
 def ask_for(

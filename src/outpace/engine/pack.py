@@ -101,9 +101,9 @@ def build_pack(turns: Sequence[Turn], drafts: Sequence[Draft], aux_layers: tuple
 def _segment(lane: int, begin: int, start: int, num_tokens: int, draft: Draft) -> Segment:
     """Committed tokens from position `start` on, then the draft; nodes that do not follow the one before have paths."""
     end, fork = begin + num_tokens + len(draft), start + num_tokens
-    straight = next((node for node, parent in enumerate(draft.parents) if parent != node - 1), len(draft))
-    if straight == len(draft):
+    if draft.is_chain:
         return Segment(lane, begin, end, start)
+    straight = next(node for node, parent in enumerate(draft.parents) if parent != node - 1)
     paths = tuple(tuple(fork + node for node in path) for path in draft.paths[straight:])
     return Segment(lane, begin, end, start, fork, paths)
 
