@@ -28,7 +28,7 @@ if a status is not as expected, an answer differs from what it is alone, or requ
 
 Prompts are computed anew every time: the server's prefix cache is off, unless it is switched on behind `--`. Times
 mean something only on a machine that is otherwise quiet; clients take processor time too. --save PATH writes
-PATH.json, PATH.md and, where matplotlib is installed, PATH.png.
+PATH.json, PATH.md and, where matplotlib is installed (outpace[plots]), PATH.png.
 """
 _HERE = Path(__file__).resolve().parent
 _PARTS = ("load", "prefill", "overhead")

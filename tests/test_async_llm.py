@@ -193,7 +193,7 @@ def test_a_full_queue() -> None:
             waiting = [asyncio.create_task(complete(llm, [2], replace(GREEDY, n=n))) for n in (1, 2)]
             await accepted(llm, 4)
             prepared = await llm.prepare([3], GREEDY)
-            with pytest.raises(QueueFull, match="4 requests wait already, and at most 3 may") as full:
+            with pytest.raises(QueueFull, match="4 requests would wait with this one, and at most 3 may") as full:
                 await llm.complete(prepared)
             assert 1 <= full.value.retry_after <= 60
             model.let_go()

@@ -288,7 +288,7 @@ class AsyncLLM:
         waiting = load.waiting + num_choices - free
         if waiting > self._max_waiting:
             raise QueueFull(
-                f"{load.waiting} requests wait already, and at most {self._max_waiting} may: ask again later",
+                f"{waiting} requests would wait with this one, and at most {self._max_waiting} may: ask again later",
                 retry_after=min(_LONGEST_RETRY, max(_SHORTEST_RETRY, (seen.seconds_per_request or 0.0) / places)),
             )
 

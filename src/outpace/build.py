@@ -30,8 +30,9 @@ from outpace.kv.cache import KvCache
 from outpace.models.adapter import BlockAdapter, open_adapter
 from outpace.models.bandwidth import read_bytes_per_second
 from outpace.models.decoder import Decoder
-from outpace.models.files import format_bytes
+from outpace.models.files import cache_folder, format_bytes
 from outpace.models.load import LoadedFiles, available_bytes, require_fit
+from outpace.models.machine import processor_name
 from outpace.models.native.library import prepare
 from outpace.models.probe import ProbeReport
 from outpace.models.threads import ThreadGovernor, usable_cores
@@ -193,6 +194,10 @@ def build(
     for method, make in makers.items():
         drafters[method], used = make(parts)
         resolved.append(used)
+    controller, keep = make_controller(
+        config.speculative_control, parts.relative_costs, cache_folder() / "control", _control_key(source, resolved)
+    )
+    parts.at_end.append(keep)
     engine = Engine(
         target,
         cache,
@@ -205,7 +210,7 @@ def build(
         disable_by_batch_size={
             item.method: item.disable_by_batch_size for item in resolved if item.disable_by_batch_size is not None
         },
-        controller=make_controller(config.speculative_control, parts.relative_costs),
+        controller=controller,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_logprobs=config.max_logprobs,
@@ -266,6 +271,15 @@ def _cache_rows(config: EngineConfig, target: Decoder | TransformersModel, per_r
             f"tokens at {format_bytes(per_row)} each: take a smaller model, or say how few will do with cache_tokens"
         )
     return rows
+
+
+def _control_key(source: Source, drafters: Sequence[SpeculativeConfig]) -> str:
+    """All that times and acceptance depend on, but for the text."""
+    settings = [
+        (item.method, item.model, item.quantization, item.exit_layer, item.adapter, item.rejection_sample_method)
+        for item in drafters
+    ]
+    return repr((str(source.files.folder), source.precision.describe(), settings, processor_name()))
 
 
 def _vocabulary(files: LoadedFiles, size: int) -> ModelVocabulary:

@@ -256,7 +256,9 @@ class EngineConfig:
         "auto", "linear layers: int8, int4, file (as the file is quantised), none, or auto (file, else int8)"
     )
     dtype: str = _option(
-        "auto", "weights that are not quantised: float32, float16, bfloat16, or auto (as stored); implies none"
+        "auto",
+        "weights that are not quantised: float32, float16, bfloat16, or auto (as stored); other than auto implies "
+        "quantization none",
     )
     kernels: str = _option("auto", "native (compiled for this processor), torch, or auto (native where they run)")
     max_model_len: int | None = _option(

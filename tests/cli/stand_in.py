@@ -12,7 +12,7 @@ from outpace.decisions import ControlReport
 from outpace.engine.outputs import CompletionOutput, Piece, RequestOutput, RequestStats, StreamChunk
 from outpace.params import SamplingParams, SpeculationParams
 
-BANNER = "stand-in-1M, int8 (w7a8), n-gram drafter, 2 threads"
+BANNER = "stand-in-1M, int8 (w7a8); drafter ngram, at most 5 tokens; 2 threads"
 WORDS = ("Tea", " is", " hot", ",", " tea", " is", " wet", ".")
 
 
@@ -28,6 +28,7 @@ class Script:
         fault: raised when a request begins.
         speculative_words: what speculation turns the answer into; None keeps it.
         control: what the controller reports.
+        note: what loading says first.
     """
 
     words: Sequence[str] = WORDS
@@ -38,6 +39,7 @@ class Script:
     fault: BaseException | None = None
     speculative_words: Sequence[str] | None = None
     control: ControlReport = field(default_factory=lambda: ControlReport({}, 0, 0.0, 0.0))
+    note: str = "a note from loading"
 
 
 @dataclass
@@ -58,7 +60,7 @@ class StandIn:
         if config.model in self.open_faults:
             raise self.open_faults[config.model]
         self.opened.append((config, speculative))
-        notify("a note from loading")
+        notify(self.script.note)
         for done in range(3):
             progress("loading layers", done + 1, 3)
         return self

@@ -20,14 +20,16 @@ TEXT = "".join(WORDS)
 
 def test_stats_say_what_the_controller_found(outpace) -> None:
     on = DrafterReport("suffix", 5, 20, 11.5, 12, 0.0, 0.25, 1.5, 1.75, None)
+    one = DrafterReport("ngram", 1, 1, 0.6, 1, 0.0, 0.0, 1.5, 1.5, None)
     off = DrafterReport("draft_model", 0, 0, 0.0, 0, 0.5, 0.0, None, None, "draft_model brings 0.8 tokens for 1.3 ms")
-    control = ControlReport({"suffix": on, "draft_model": off}, 9, 1.0, 0.0)
+    control = ControlReport({"suffix": on, "ngram": one, "draft_model": off}, 9, 1.0, 0.0)
     result = outpace("generate", "Hi", "--stats", llm=StandIn(Script(control=control)))
     lines = result.err.splitlines()
     assert (
         "suffix: 1.75x of plain decoding (expected 1.50x) in its steps; 12 tokens kept (expected 12); "
         "0.000 s drafting, 0.250 s more verifying"
     ) in lines
+    assert any(line.startswith("ngram: ") and " 1 token kept (expected 1)" in line for line in lines)
     assert "off now: draft_model brings 0.8 tokens for 1.3 ms" in lines
 
 
@@ -39,6 +41,12 @@ def test_text_alone_goes_to_standard_output_and_the_banner_comes_first(outpace) 
     assert lines[1] == "loading layers ..."
     assert lines[2].startswith("loading layers: done in ")
     assert lines[3:] == [BANNER]
+
+
+def test_what_was_said_while_loading_is_not_said_again(outpace) -> None:
+    note, _, rest = BANNER.partition("; ")
+    lines = outpace("generate", "Hi", script=Script(note=note)).err.splitlines()
+    assert (lines[0], lines[3:]) == (note, [rest])
 
 
 def test_json_is_one_object_with_exactly_these_keys(outpace) -> None:

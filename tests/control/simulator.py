@@ -54,6 +54,7 @@ class Step:
     exact: float
     drafted: int
     requests: int
+    probe: bool
 
 
 @dataclass
@@ -81,6 +82,8 @@ class Simulation:
     clock: float = 0.0
     behind: dict[tuple[int, str], int] = field(default_factory=dict)
     history: list[Step] = field(default_factory=list)
+    probing: float = 0.0
+    last_tokens: dict[int, int] = field(default_factory=dict)
     true_chances: dict[tuple[int, str], list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -208,6 +211,8 @@ class Simulation:
             seen.append(VerifiedOffer(Offer(offer.request_id, offer.drafter, count, confidence, offer.fixed), accepted))
             tokens[offer.request_id] += accepted
         decoding = [*requests, *range(-plain, 0)]
+        spent_probing = self.controller.report().probing_seconds
+        probed, self.probing = spent_probing > self.probing, spent_probing
         drafted = sum(one.offer.num_tokens for one in seen)
         exact = self.seconds(prompt_rows + len(decoding) + drafted)
         facts = StepFacts(self.threads, prompt_rows, decoding, seen, calls, self._measured(exact))
@@ -219,9 +224,8 @@ class Simulation:
         spent = exact + exact_calls
         self.clock += spent
         made = sum(tokens.values()) + plain
-        record = Step(
-            made, expected, facts.seconds + sum(call.seconds for call in calls), spent, drafted, len(decoding)
-        )
+        measured = facts.seconds + sum(call.seconds for call in calls)
+        record = Step(made, expected, measured, spent, drafted, len(decoding), probed)
         self.last_tokens = tokens
         self.history.append(record)
         return record

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import outpace
 from outpace.cli.options import engine_config, speculative_config
 from outpace.cli.progress import Progress
+from outpace.cli.streams import say
 from outpace.config import EngineConfig
 from outpace.params import SamplingParams, SpeculationParams
 
@@ -52,21 +53,36 @@ class Backend:
     examine: Callable[..., Examination] = _examine
 
 
-def open_llm(backend: Backend, arguments: argparse.Namespace, config: EngineConfig | None = None) -> LLM:
+def open_llm(
+    backend: Backend, arguments: argparse.Namespace, config: EngineConfig | None = None, *, announce: bool = False
+) -> LLM:
     """Builds the engine the options ask for, with progress on standard error.
 
     Args:
         config: the engine's settings, if they are not simply those of the options.
+        announce: say what was built, when it is: of the banner, what no note while loading has said.
 
     Raises:
         OutpaceError: settings, model or memory do not allow it.
     """
     settings = config or engine_config(arguments)
     speculative = speculative_config(arguments)
+    said: list[str] = []
     with Progress() as progress:
-        return backend.llm(
-            settings, speculative=speculative, front="cli", notify=progress.say, progress=progress.report
-        )
+
+        def notify(text: str) -> None:
+            said.append(text)
+            progress.say(text)
+
+        llm = backend.llm(settings, speculative=speculative, front="cli", notify=notify, progress=progress.report)
+    if announce:
+        say(_unsaid(llm.banner(), said))
+    return llm
+
+
+def _unsaid(banner: str, said: Sequence[str]) -> str:
+    """What is left of a line of several parts when its beginning has been said."""
+    return min((banner.removeprefix(f"{note}; ") for note in said), key=len, default=banner)
 
 
 def has_chat_template(llm: LLM) -> bool:

@@ -36,13 +36,12 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
     params = sampling_params(arguments)
     engine_config(arguments), speculative_config(arguments)  # refuse bad options before anything is loaded
     interactive = not arguments.print_config and standard_input().isatty()
-    llm = open_llm(backend, arguments)
+    llm = open_llm(backend, arguments, announce=not arguments.print_config)
     if arguments.print_config:
         print_config(llm, params)
         return 0
     if not has_chat_template(llm):
         raise BadInput("this model has no chat template; use `outpace generate`, or a model made for chat (-Instruct)")
-    say(llm.banner())
     if interactive:
         say(f"/help for help. {_HELP}")
     conversation = Conversation(llm, params, as_json=arguments.json, show_stats=arguments.stats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 import outpace
@@ -15,9 +16,11 @@ from outpace.cli.options import (
     add_speculation_options,
 )
 from outpace.cli.sampling import add_answer_options, add_sampling_options
+from outpace.errors import BadInput
 
 __all__ = ["run_command"]
 
+_COMMANDS = ("generate", "chat", "demo", "doctor", "serve")
 _MODEL_DEFAULTS = "What is left out follows the model's generation config, else temperature 0 and at most 512 tokens."
 _DEMO_DEFAULTS = "Temperature 0, seed 0 and each task's own length, unless given."
 
@@ -30,10 +33,11 @@ def run_command(arguments: Sequence[str], backend: Backend | None) -> int:
         backend: where engines come from; None takes the real ones.
 
     Raises:
-        BadInput: an option is unknown or its value is not possible.
+        BadInput: there is no such command, an option is unknown, or its value is not possible.
         SystemExit: after `--help` and `--version`.
     """
-    if list(arguments[:1]) == ["serve"]:
+    _check_command(arguments)
+    if arguments[0] == "serve":
         # It reads its own command line, which is vLLM's; imported here, because nothing else needs it.
         served: int = import_module("outpace.cli.serve").run(arguments[1:])
         return served
@@ -42,11 +46,25 @@ def run_command(arguments: Sequence[str], backend: Backend | None) -> int:
     return code
 
 
+def _check_command(arguments: Sequence[str]) -> None:
+    """Refuses what names no command in words of our own: argparse's do not say what would work."""
+    possible = f"{', '.join(_COMMANDS[:-1])} or {_COMMANDS[-1]}"
+    if not arguments:
+        raise BadInput(f"a command is missing: {possible}\nSee `outpace --help`.")
+    word = arguments[0]
+    if word.startswith("-") or word in _COMMANDS:
+        return
+    near = get_close_matches(word, _COMMANDS, n=1)
+    raise BadInput(
+        f"{word!r} is not a command: {f'did you mean {near[0]}?' if near else possible}\nSee `outpace --help`."
+    )
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="outpace",
         description="Runs language models with speculative decoding: the same words, sooner.",
-        epilog="Every command has its own --help.",
+        epilog="Every command has its own --help. `outpace demo` is a good first one.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"outpace {outpace.__version__}")

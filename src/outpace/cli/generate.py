@@ -44,11 +44,10 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
     params = sampling_params(arguments)
     engine_config(arguments), speculative_config(arguments)  # refuse bad options before anything is read or loaded
     prompt = None if arguments.print_config else read_prompt(arguments.prompt)
-    llm = open_llm(backend, arguments)
+    llm = open_llm(backend, arguments, announce=prompt is not None)
     if prompt is None:
         print_config(llm, params)
         return 0
-    say(llm.banner())
     as_chat = has_chat_template(llm) if arguments.chat is None else arguments.chat
     request: str | list[dict[str, str]] = [{"role": "user", "content": prompt}] if as_chat else prompt
     output = stream_answer(stream(llm, request, params), show=not arguments.json and params.n == 1)

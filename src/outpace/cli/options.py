@@ -94,7 +94,7 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--speculative-config",
         metavar="JSON",
-        help="all settings of the drafter as one JSON object; keys: "
+        help='all settings of the drafter as one JSON object, such as {"method": "auto", "model": "DRAFT"}; keys: '
         + ", ".join(item.name for item in fields(SpeculativeConfig)),
     )
     text = _without_none(field_help(SpeculativeConfig, "num_speculative_tokens"))
@@ -141,7 +141,7 @@ def speculative_config(arguments: argparse.Namespace) -> SpeculativeConfig:
         word = "auto" if arguments.speculative_model is None else arguments.speculative_model
         if not word.strip():
             raise InvalidParameter(
-                "--speculative-model '' is not possible: write auto, ngram, self, self:E, none or a model"
+                "--speculative-model '' is not possible: write auto, suffix, ngram, self, self:E, none or a model"
             )
         config = SpeculativeConfig.parse(word)
     if arguments.num_speculative_tokens is None:

@@ -120,7 +120,7 @@ def control_lines(report: ControlReport) -> list[str]:
         if found.drafts and found.gain is not None and found.expected_gain is not None:
             lines.append(
                 f"{name}: {found.gain:.2f}x of plain decoding (expected {found.expected_gain:.2f}x) in its steps; "
-                f"{found.accepted} tokens kept (expected {found.expected_accepted:.0f}); "
+                f"{counted(found.accepted, 'token')} kept (expected {found.expected_accepted:.0f}); "
                 f"{found.drafting_seconds:.3f} s drafting, {found.verifying_seconds:.3f} s more verifying"
             )
         if found.off is not None:

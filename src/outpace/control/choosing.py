@@ -95,10 +95,7 @@ def choose(
 
     No computing drafter is asked beside prompt rows: somebody waits for a first token.
     """
-    survivals: list[list[float]] = [
-        [] if offer is None else knowledge.survival(offer, min(wish.most, knowledge.longest(offer.drafter)))
-        for wish, offer in zip(wishes, offers, strict=True)
-    ]
+    survivals = [_at_hand(knowledge, wish, offer) for wish, offer in zip(wishes, offers, strict=True)]
     fixed = [len(s) if offer is not None and offer.fixed else 0 for s, offer in zip(survivals, offers, strict=True)]
     most = sum(max(wish.most, len(survival)) for wish, survival in zip(wishes, survivals, strict=True))
     seconds = knowledge.step_seconds(around.rows, around.prompt_rows, most)
@@ -114,6 +111,15 @@ def choose(
         free = [i for i, offer in enumerate(offers) if offer is None or not offer.fixed]
         _add_computed(knowledge, choice, wishes, survivals, free, margin)
     return choice
+
+
+def _at_hand(knowledge: Knowledge, wish: Wish, offer: Offer | None) -> list[float]:
+    """Chances of the tokens of a draft that may be verified."""
+    if offer is None:
+        return []
+    if offer.fixed:
+        return knowledge.survival(offer, offer.num_tokens)
+    return knowledge.survival(offer, min(wish.most, knowledge.longest(offer.drafter)))
 
 
 def _add_computed(

@@ -11,9 +11,9 @@ __all__ = ["FixedController"]
 
 
 class FixedController:
-    """Implements `outpace.protocols.Controller`: the free drafter's draft if it has one, else the first computing one's.
+    """Implements `outpace.protocols.Controller`: the free drafter's draft, else the first computing one's.
 
-    Nothing is ever cut. For measurements, and for those who know their drafter better.
+    Nothing is ever cut. For measurements, and for engines that are put together by hand.
     """
 
     def __init__(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from outpace.control.acceptance import Outcome
 from outpace.control.knowledge import Knowledge
 from outpace.control.probing import ProbingBudget
-from outpace.control.step import StepPlan
 from outpace.control.report import Tally
+from outpace.control.step import StepPlan
 from outpace.control.trying import Trying
 from outpace.decisions import ControlReport, DrafterReport, StepFacts
 
@@ -42,6 +42,8 @@ class Learning:
     def observe(self, facts: StepFacts, step: StepPlan) -> None:
         """A step is over."""
         target = self._knowledge.target
+        if not target.now.has_scale:  # nothing was timed before, so nothing was foreseen
+            step.drafting = sum(call.seconds for call in facts.calls)
         rows = facts.rows
         if rows:
             target.observe(facts.threads, rows, facts.prefill_rows, facts.seconds)

@@ -1,19 +1,49 @@
-"""The controller that a setting names."""
+"""The controller that a setting names, and what it learnt the last time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from outpace.control import memory
 from outpace.control.controller import AdaptiveController
 from outpace.control.fixed import FixedController
-from outpace.control.knowledge import ControlSettings
+from outpace.control.knowledge import ControlSettings, Knowledge
 from outpace.protocols import Controller
 
 __all__ = ["make_controller"]
 
+_WORTH_KEEPING = 50
+"""Fewest steps that say something."""
 
-def make_controller(control: str, relative_costs: Mapping[str, float]) -> Controller:
-    """The controller for `EngineConfig.speculative_control`; costs as in `ControlSettings`."""
-    return (
-        FixedController() if control == "fixed" else AdaptiveController(ControlSettings(relative_costs=relative_costs))
-    )
+
+def make_controller(
+    control: str, relative_costs: Mapping[str, float], folder: Path | None = None, key: str = ""
+) -> tuple[Controller, Callable[[], None]]:
+    """The controller for `EngineConfig.speculative_control`, and what keeps what it has learnt.
+
+    Args:
+        control: "adaptive" or "fixed".
+        relative_costs: see `ControlSettings`.
+        folder: where numbers are kept from one run to the next; None: nowhere.
+        key: all that they depend on.
+    """
+    if control == "fixed":
+        return FixedController(), _nothing
+    settings = ControlSettings(relative_costs=relative_costs)
+    knowledge = Knowledge(settings)
+    controller = AdaptiveController(settings, knowledge)
+    if folder is None:
+        return controller, _nothing
+    memory.load(knowledge, folder, key)
+    place = folder
+
+    def keep() -> None:
+        if controller.report().steps >= _WORTH_KEEPING:
+            memory.save(knowledge, place, key)
+
+    return controller, keep
+
+
+def _nothing() -> None:
+    """There is nothing to keep."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 __all__ = ["Pace", "ProbingBudget"]
 
-SHARE = 0.02
+SHARE = 0.015
 """Of the time, for probing."""
 
 _MOST_STEPS = 20.0  # the budget is no larger than this many plain steps, so that probes do not come in crowds

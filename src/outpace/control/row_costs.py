@@ -35,6 +35,7 @@ _UNKNOWN_SCALE = 10.0  # standard deviation of the logarithm
 _RECALLED_DOUBT, _RECALLED_SHAPE_DOUBT = 0.3, 0.25  # of what was learnt another day; the second over a fresh one's
 _WIDEST = 2.5  # standard deviations; a residual beyond counts as this many if the one before was beyond too
 _STALL = 0.75  # else as this many
+_SHAKEN = 0.05  # of the doubt of the prior shape comes back with every pass that is far off like the one before
 
 _LOG_ROWS = np.log(np.array(KNOTS, dtype=np.float64))
 
@@ -81,6 +82,7 @@ class RowCosts:
         self._regain[0, 0] = _SCALE_DRIFT**2
         self._knots: list[float] | None = None
         self._far_off = 0.0
+        self._changing = False
         self.num_passes = 0
         self.has_scale = seconds is not None
 
@@ -146,6 +148,8 @@ class RowCosts:
         gain = along / spread
         self._state += gain * (sd * self._believed(residual / sd))
         covariance -= gain[:, None] * along
+        if self._changing:
+            self._shake(low + (weight > 0.5))
         self._knots = None
         self.num_passes += 1
         self.has_scale = True
@@ -155,12 +159,23 @@ class RowCosts:
 
         One that is far off is a stall and says little; if the next one is off the same way, the world has changed.
         """
-        again = self._far_off * deviations > 0.0
-        self._far_off = 0.0
-        if abs(deviations) <= _WIDEST:
+        far = abs(deviations) > _WIDEST
+        again = self._changing = far and self._far_off * deviations > 0.0
+        self._far_off = deviations if far else 0.0
+        if not far:
             return deviations
-        self._far_off = deviations
         return math.copysign(_WIDEST if again else _STALL, deviations)
+
+    def _shake(self, at: int) -> None:
+        """The world is changing, and who knows what other numbers of rows cost now, over those at this knot.
+
+        Their doubt grows by a Brownian motion that is none here, so that these passes still move the scale alone.
+        """
+        prior, covariance = self._prior, self._covariance
+        covariance += _SHAKEN * prior
+        covariance[0, 1:] -= _SHAKEN * prior[at, 1:]
+        covariance[1:, 0] -= _SHAKEN * prior[1:, at]
+        covariance[0, 0] += _SHAKEN * prior[at, at]
 
     def state(self) -> RowCostsState:
         return RowCostsState(self.num_passes, tuple(self._at_knots()))

@@ -11,6 +11,7 @@ import torch
 
 from outpace.doctor.report import Kernels, Machine
 from outpace.models.linear import describe_precision, has_int8
+from outpace.models.machine import processor_name
 from outpace.models.memory import available_bytes
 from outpace.models.native.library import NativeUnavailable, library
 from outpace.models.threads import usable_cores
@@ -29,7 +30,7 @@ def look_at_machine(root: Path = Path("/")) -> Machine:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Machine(
-        processor=_processor(root),
+        processor=processor_name(root),
         cores=cores,
         usable_cores=usable_cores(root),
         memory_free=available_bytes(root),
@@ -66,12 +67,3 @@ def _compiler_of(file: Path) -> str | None:
         if found:
             return found[0].decode().strip()
     return None
-
-
-def _processor(root: Path) -> str:
-    try:
-        lines = (root / "proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

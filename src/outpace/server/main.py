@@ -69,6 +69,7 @@ def main(argv: Sequence[str], open_display: Callable[[], AbstractContextManager[
                 # Imported here: they bring torch, which takes seconds to load.
                 serving = import_module("outpace.server.serving")
                 built = serving.build_engine(resolved, display.say, display.report)
+                serving.warm_up(built)
             code: int = serving.serve(built, resolved.server, listener)
             return code
         finally:

@@ -105,7 +105,8 @@ def _add_answer_options(parser: CommandLine) -> None:
     add("--reasoning-parser", metavar="NAME", help="format of reasoning (default: recognised by the chat template)")
     add("--seed", type=int, metavar="N", help="seed of requests that give none (default: a new one for each)")
     add("--generation-config", metavar="NAME",
-        help="sampling defaults: auto, from the model's generation config; vllm, neutral (default: auto)")  # fmt: skip
+        help="sampling defaults: auto, those of the model's generation config (the default); vllm, temperature 1 and "
+        "no filters")  # fmt: skip
     add("--override-generation-config", type=_json_object, metavar="JSON",
         help='sampling defaults above these, such as {"temperature": 0.5}')  # fmt: skip
 
@@ -128,7 +129,7 @@ def _add_server_options(parser: CommandLine) -> None:
         help=f"how long running requests may go on after SIGTERM (default: {_DEFAULTS.drain_seconds:g})")  # fmt: skip
     add("--enable-log-requests", action=switch, help="log one line for every HTTP request")
     add("--log-prompts", "--enable-log-outputs", action=switch, help="log what is asked and answered")
-    add("--config", metavar="FILE", help="a YAML file of options; those of the command line go first")
+    add("--config", metavar="FILE", help="a YAML file of options; those of the command line override it")
 
 
 def _add_output_options(parser: CommandLine) -> None:

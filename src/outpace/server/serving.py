@@ -25,8 +25,9 @@ from outpace.server.connections import BACKLOG, Connection
 from outpace.server.main import QUEUE
 from outpace.server.served import check_template
 from outpace.server.settings import ServerSettings
+from outpace.warm_up import warm_up
 
-__all__ = ["build_engine", "ready_line", "serve"]
+__all__ = ["build_engine", "ready_line", "serve", "warm_up"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SECONDS_TO_SAY_SO = 5.0

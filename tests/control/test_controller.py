@@ -1,0 +1,236 @@
+"""What the controller promises the engine, decision by decision."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from outpace.control import AdaptiveController, ControlSettings, FixedController
+from outpace.control.probing import SHARE
+from outpace.control.requests import Requests
+from outpace.decisions import Allotment, DraftCall, Offer, StepFacts, VerifiedOffer, Wish
+from outpace.protocols import Controller
+from tests.control.simulator import NATIVE, Simulation, TrueDrafter, table
+
+CONTROLLERS: list[Controller] = [AdaptiveController(), FixedController()]
+
+
+def wish(
+    request: int, most: int = 5, free: str | None = "free", behind: int | None = None, remaining: int = 500
+) -> Wish:
+    return Wish(request, most, free, {} if behind is None else {"model": behind}, remaining)
+
+
+def taught(
+    chance: float, *, computing: bool = False, steps: int = 60, settings: ControlSettings | None = None, batch: int = 1
+) -> AdaptiveController:
+    """A controller after some steps of requests with this chance."""
+    controller = AdaptiveController(settings or ControlSettings(relative_costs={"model": 0.15}))
+    seconds = table(NATIVE)
+    drafter = TrueDrafter(lambda request, position: chance)
+    if computing:
+        drafter = TrueDrafter(lambda request, position: chance, lambda many: 0.15 * seconds(many), 0.0002)
+    world = Simulation(controller, {"model" if computing else "free": drafter}, seconds, stalls=0.0, noise=0.03)
+    world.run(range(1000, 1000 + batch), steps)
+    return controller
+
+
+def test_torch_is_not_imported() -> None:
+    code = "import sys, outpace.control, outpace.control.memory; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_nothing_to_decide_is_no_error(controller: Controller) -> None:
+    assert list(controller.ceilings([], 4, 4)) == []
+    assert list(controller.allot([], [], 4, 4)) == []
+    assert list(controller.keep([], 4, 4)) == []
+    controller.observe(StepFacts(2, 0, [], []))
+    controller.observe(StepFacts(2, 30, [], [], [], 0.3))
+    controller.release(12345)
+    assert controller.report().steps == 0
+
+
+def test_steps_may_be_observed_that_nobody_was_asked_about() -> None:
+    controller = AdaptiveController()
+    controller.observe(StepFacts(1, 0, [7], [VerifiedOffer(Offer(7, "new", 3), 2)], [], 0.02))
+    controller.observe(StepFacts(1, 0, [7], [VerifiedOffer(Offer(7, "new", 0), 0)], [], 0.02))
+    controller.observe(StepFacts(1, 0, [7], [], [DraftCall("other", 0, 0, 0, 0.0)], 0.02))
+    report = controller.report().drafters["new"]
+    assert (report.drafts, report.tokens, report.accepted) == (1, 3, 2)
+
+
+def test_good_drafts_are_verified_and_bad_ones_are_not() -> None:
+    good, bad = taught(0.9), taught(0.02)
+    for controller, wanted in ((good, 5), (bad, 0)):
+        controller.ceilings([wish(1)], 0)
+        offer = Offer(1, "free", 5)
+        assert controller.allot([wish(1)], [offer], 0) == [Allotment(keep=wanted)]
+    assert good.ceilings([wish(1)], 0) == [5]
+    assert bad.ceilings([wish(1)], 0)[0] <= 1  # a probe at most
+
+
+def test_a_crowd_costs_more_so_less_is_drafted() -> None:
+    controller = taught(0.7)
+    alone = controller.ceilings([wish(1)], 0)[0]
+    crowd = controller.ceilings([wish(request) for request in range(64)], 0)
+    assert alone >= 4
+    assert max(crowd) <= 1
+
+
+def test_requests_without_drafters_count_as_tokens_and_prompts_do_not() -> None:
+    """31 others that decode would be slowed by five rows for one request; 31 prompt rows are computed anyway."""
+    controller = taught(0.6)
+    offer = Offer(1, "free", 5)
+    assert controller.allot([wish(1)], [offer], 31, 31)[0].keep == 0
+    assert controller.allot([wish(1)], [offer], 31, 0)[0].keep > 0
+
+
+def test_nobody_computes_a_draft_while_somebody_waits_for_a_first_token() -> None:
+    controller = taught(0.9, computing=True)
+    asked = wish(1, free=None, behind=1)
+    assert controller.allot([asked], [None], 0)[0].drafter == "model"
+    for _ in range(50):
+        assert controller.ceilings([asked], 100, 0) == [0]
+        assert controller.allot([asked], [None], 100, 0) == [Allotment()]
+
+
+def test_a_new_drafter_is_asked_for_one_token_of_one_request() -> None:
+    controller = AdaptiveController()
+    controller.observe(StepFacts(2, 40, [], [], [], 0.1))
+    wishes = [wish(request, free=None, behind=rows) for request, rows in enumerate((30, 5, 60, 30))]
+    for _ in range(2):  # the first step of a batch like this may be a plain one
+        allotments = controller.allot(wishes, [None] * 4, 0)
+        controller.observe(StepFacts(2, 0, range(4), [], [], 0.02))
+    assert [allotment.num_tokens for allotment in allotments] == [0, 1, 0, 0]
+
+
+def test_a_drafter_that_must_be_slower_than_the_target_is_not_tried_for_it() -> None:
+    controller = AdaptiveController(ControlSettings(relative_costs={"model": 1.5}))
+    for _ in range(30):
+        assert controller.allot([wish(1, free=None, behind=20)], [None], 0) == [Allotment()]
+        controller.observe(StepFacts(2, 0, [1], [], [], 0.01))
+
+
+def test_catching_up_has_to_pay_within_what_is_left() -> None:
+    controller = taught(0.8, computing=True)
+    cheap, dear = wish(1, free=None, behind=100), wish(2, free=None, behind=100, remaining=3)
+    assert controller.allot([cheap], [None], 0)[0].drafter == "model"
+    assert controller.allot([dear], [None], 0)[0].drafter is None
+    assert controller.allot([wish(3, free=None, behind=5000)], [None], 0)[0].drafter is None
+
+
+def test_of_a_free_and_a_computing_drafter_the_better_one_is_taken() -> None:
+    seconds = table(NATIVE)
+    for chance, wanted in ((0.9, "free"), (0.1, "model")):
+        controller = AdaptiveController(ControlSettings(relative_costs={"model": 0.15}))
+        drafters = {
+            "free": TrueDrafter(lambda request, position, chance=chance: chance),
+            "model": TrueDrafter(lambda request, position: 0.8, lambda many: 0.15 * seconds(many), 0.0002),
+        }
+        world = Simulation(controller, drafters, seconds, stalls=0.0, noise=0.03)
+        world.run([1], 100)
+        used = controller.report().drafters
+        assert max(used, key=lambda name: used[name].tokens) == wanted
+
+
+def test_confident_tokens_are_kept_and_others_cut() -> None:
+    controller = AdaptiveController(ControlSettings(relative_costs={"model": 0.15}))
+    seconds = table(NATIVE)
+    drafter = TrueDrafter(lambda request, position: 0.6, lambda many: 0.15 * seconds(many), 0.0002, informative=True)
+    world = Simulation(controller, {"model": drafter}, seconds, stalls=0.0)
+    world.run([1], 300)
+    sure = Offer(1, "model", 4, (0.99, 0.99, 0.99, 0.99))
+    unsure = Offer(1, "model", 4, (0.99, 0.02, 0.99, 0.99))
+    assert controller.keep([sure], 0) == [4]
+    assert controller.keep([unsure], 0)[0] <= 2
+    assert controller.calibrated(1, "model", 0, 0.99) > 0.85
+    assert controller.calibrated(1, "model", 0, 0.02) < 0.2
+    asked = controller.allot([wish(1, free=None, behind=1)], [None], 0)[0]
+    assert 0.05 < asked.stop_below < 0.6
+
+
+def test_a_draft_that_was_drawn_is_never_cut() -> None:
+    controller = taught(0.02)
+    drawn = Offer(1, "free", 5, (0.01,) * 5, fixed=True)
+    assert controller.keep([drawn, Offer(2, "free", 5)], 0) == [5, 0]
+    for _ in range(60):
+        assert controller.allot([wish(1)], [drawn], 0) == [Allotment(keep=5)]
+    new = AdaptiveController()
+    assert new.allot([wish(1)], [drawn], 0) == [Allotment(keep=5)]
+
+
+def test_what_a_drawn_token_is_does_not_change_what_is_decided_about_it() -> None:
+    controller = taught(0.5, computing=True)
+    low, high = (Offer(1, "model", 3, (sure,) * 3, fixed=True) for sure in (0.01, 0.99))
+    others = [Offer(2, "model", 3)]
+    assert controller.keep([low, *others], 0) == controller.keep([high, *others], 0)
+
+
+def test_a_released_request_is_forgotten_and_states_are_bounded() -> None:
+    controller = taught(0.9)
+    assert len(controller.knowledge.requests) == 1
+    controller.release(1000)
+    assert len(controller.knowledge.requests) == 0
+    requests = Requests()
+    for request in range(10_000):
+        _ = requests[request]
+    assert len(requests) < 5_000
+
+
+def test_a_request_that_cannot_be_guessed_is_left_alone_while_others_are_drafted_for() -> None:
+    controller = AdaptiveController()
+    drafter = TrueDrafter(lambda request, position: 0.02 if request == 1 else 0.9)
+    world = Simulation(controller, {"free": drafter}, table(NATIVE), stalls=0.0)
+    world.run(range(4), 60)
+    offers = [Offer(request, "free", 5) for request in range(4)]
+    kept = controller.keep(offers, 0)
+    assert kept[1] == 0
+    assert min(kept[0], kept[2], kept[3]) >= 2
+
+
+def test_it_says_why_a_drafter_is_off() -> None:
+    controller = taught(0.02, steps=40)
+    sentence = controller.report().drafters["free"].off
+    assert sentence is not None
+    assert sentence.startswith("free: 0.")
+    assert "ms of verifying, 0.9" in sentence
+    assert taught(0.9).report().drafters["free"].off is None
+
+
+def test_counts_are_those_of_the_steps() -> None:
+    controller = AdaptiveController()
+    seconds = table(NATIVE)
+    drafter = TrueDrafter(lambda request, position: 0.7, lambda many: 0.1 * seconds(many), 0.0002)
+    world = Simulation(controller, {"model": drafter}, seconds, noise=0.02, stalls=0.0)
+    world.run(range(2), 300)
+    report = controller.report()
+    counts = report.drafters["model"]
+    assert report.steps == 300
+    assert report.seconds == pytest.approx(sum(step.seconds for step in world.history))
+    assert counts.accepted == sum(step.tokens - step.requests for step in world.history)
+    assert counts.tokens == sum(step.drafted for step in world.history)
+    assert counts.expected_accepted == pytest.approx(counts.accepted, rel=0.15)
+    rate = sum(s.tokens for s in world.history) / sum(s.exact for s in world.history)
+    assert counts.gain == pytest.approx(rate / (2 / seconds(2)), rel=0.1)
+    assert counts.expected_gain == pytest.approx(counts.gain, rel=0.15)
+    assert 0.0 < report.probing_seconds <= SHARE * report.seconds
+
+
+def test_the_fixed_controller_takes_all_there_is() -> None:
+    controller = FixedController()
+    wishes = [wish(1, behind=3), wish(2, behind=3), wish(3)]
+    assert controller.ceilings(wishes, 0) == [5, 5, 5]
+    allotments = controller.allot(wishes, [Offer(1, "free", 4), None, None], 0)
+    assert allotments == [Allotment(keep=4), Allotment(drafter="model", num_tokens=5), Allotment()]
+    assert controller.keep([Offer(1, "free", 4, (0.0,) * 4)], 0) == [4]
+    assert controller.calibrated(1, "free", 0, 0.3) == 0.3
+    facts = StepFacts(1, 0, [1, 2], [VerifiedOffer(Offer(1, "free", 4), 2)], [DraftCall("model", 1, 5, 0, 0.5)], 1.0)
+    controller.observe(facts)
+    report = controller.report()
+    assert (report.steps, report.seconds) == (1, 1.5)
+    assert (report.drafters["free"].tokens, report.drafters["free"].accepted) == (4, 2)
+    assert report.drafters["model"].drafting_seconds == 0.5
+    assert report.drafters["free"].gain is None
