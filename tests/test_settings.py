@@ -71,11 +71,26 @@ def test_what_users_write(written: Any, method: str, model: str | None, exit_lay
         ({"method": "ngram", "prompt_lookup_min": "a"}, "prompt_lookup_min"),
         ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}, "prompt_lookup_min=5"),
         ({"method": "ngram", "prompt_lookup_max": 33}, "prompt_lookup_max=33"),
+        ({"method": "suffix", "tree_width": 9}, "tree_width=9.*1 to 8"),
+        ({"method": "suffix", "tree_width": 0}, "tree_width=0"),
+        ({"method": "ngram", "tree_width": 2}, "tree_width=2 goes with method auto or suffix or draft_model"),
+        ({"model": "self:9", "tree_width": 2}, "not 'early_exit'"),
+        ({"model": "m", "tree_width": 2, "rejection_sample_method": "block"}, "chains"),
     ],
 )
 def test_impossible_drafters_are_named(written: Any, message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):
         SpeculativeConfig.parse(written)
+
+
+def test_branches_are_for_the_drafters_that_make_them() -> None:
+    widths = {
+        part.method: part.tree_width
+        for model in ("some/draft", "self:9")
+        for part in SpeculativeConfig.parse({"method": "auto", "model": model, "tree_width": 3}).parts(adaptive=True)
+    }
+    assert widths == {"suffix": 3, "draft_model": 3, "early_exit": 1}
+    assert SpeculativeConfig().tree_width == 1
 
 
 def test_the_shortest_ngram_follows_the_longest() -> None:

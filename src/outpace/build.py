@@ -306,10 +306,8 @@ def _plan_suffix(item: SpeculativeConfig, target: Source, config: EngineConfig, 
     # What does not pay is cut by the controller, which knows more; without one the drafter has to do it.
     least = 0.1 if config.speculative_control == "adaptive" else 0.3
     most = item.suffix_decoding_max_cached_requests
-    if not most:
-        return lambda parts: (SuffixDrafter(least_chance=least), item)
-    pool = OutputPool(max_outputs=most)
-    if item.suffix_pool_file is not None:
+    pool = OutputPool(max_outputs=most) if most else None
+    if pool is not None and item.suffix_pool_file is not None:
         path, key = Path(item.suffix_pool_file), _vocabulary_key(target.files)
         if not path.parent.is_dir():
             raise InvalidParameter(f"suffix_pool_file={str(path)!r} is not possible: there is no folder {path.parent}")
@@ -317,11 +315,22 @@ def _plan_suffix(item: SpeculativeConfig, target: Source, config: EngineConfig, 
             pool.load(path, key)
 
     def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
-        if item.suffix_pool_file is not None:
+        if pool is not None and item.suffix_pool_file is not None:
             parts.at_end.append(lambda: pool.save(path, key))
-        return SuffixDrafter(least_chance=least, pool=pool), item
+        used = _with_possible_width(item, parts)
+        return SuffixDrafter(least_chance=least, pool=pool, tree_width=used.tree_width), used
 
     return make
+
+
+def _with_possible_width(item: SpeculativeConfig, parts: _Parts) -> SpeculativeConfig:
+    """The settings without branches where the target cannot verify them exactly; says so."""
+    if item.tree_width == 1 or parts.target.takes_trees:
+        return item
+    parts.notify(
+        f"tree_width={item.tree_width}: drafts are chains, for rows of a tree have other bits than those of chains here"
+    )
+    return replace(item, tree_width=1)
 
 
 def _vocabulary_key(files: LoadedFiles) -> str:
@@ -352,7 +361,11 @@ def _plan_draft_model(item: SpeculativeConfig, target: Source, config: EngineCon
         capacity = min(model.max_model_len, parts.max_model_len)
         cache = model.new_cache(config.max_num_seqs, capacity, parts.max_rows)
         parts.relative_costs["draft_model"] = model.bytes_per_token / parts.target.bytes_per_token
-        return DraftModelDrafter(model, cache, max_model_len=capacity, weight_bytes=model.weight_bytes), item
+        used = _with_possible_width(item, parts)
+        drafter = DraftModelDrafter(
+            model, cache, max_model_len=capacity, weight_bytes=model.weight_bytes, tree_width=used.tree_width
+        )
+        return drafter, used
 
     return make
 

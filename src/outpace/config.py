@@ -32,10 +32,12 @@ CONTROLS = ("adaptive", "fixed")
 QUANTIZATIONS = ("auto", "file", "int8", "int4", "none")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 VERIFICATIONS = ("coupled", "standard", "block")
+_BRANCHING = ("auto", "suffix", "draft_model")
 KERNELS = ("auto", "native", "torch")
 _FREE = ("suffix", "ngram")
 """Methods that look drafts up, which costs next to nothing."""
 _MOST_FREE, _MOST_COMPUTED, _MOST_FIXED = 16, 8, 5
+_MOST_BRANCHES = 8
 MAX_LOOKUP = 32
 """Longest n-gram that prompt lookup compares."""
 _BELONGS_TO = {
@@ -63,6 +65,11 @@ class SpeculativeConfig:
         None,
         f"most draft tokens a step; None: under adaptive control {_MOST_FREE} where drafts are looked up and "
         f"{_MOST_COMPUTED} where they are computed, under fixed control {_MOST_FIXED}",
+    )
+    tree_width: int = _option(
+        1,
+        "most continuations of a draft token; 1: drafts are chains, more: trees, num_speculative_tokens counting all "
+        "branches (method auto, suffix or draft_model)",
     )
     prompt_lookup_max: int = _option(8, "longest n-gram looked up, in tokens (method ngram)")
     prompt_lookup_min: int | None = _option(
@@ -100,9 +107,22 @@ class SpeculativeConfig:
                 raise InvalidParameter(
                     f"{name}={getattr(self, name)!r} goes with method {methods[0]!r}, not {self.method!r}"
                 )
+        if self.tree_width > 1:
+            self._check_trees()
         if self.suffix_pool_file is not None and not self.suffix_decoding_max_cached_requests:
             raise InvalidParameter(
                 "suffix_pool_file needs suffix_decoding_max_cached_requests, the number of outputs to keep: 10000, say"
+            )
+
+    def _check_trees(self) -> None:
+        if self.method not in _BRANCHING:
+            raise InvalidParameter(
+                f"tree_width={self.tree_width} goes with method {' or '.join(_BRANCHING)}, not {self.method!r}"
+            )
+        if self.rejection_sample_method != "coupled":
+            raise InvalidParameter(
+                f"tree_width={self.tree_width} goes with rejection_sample_method 'coupled', not "
+                f"{self.rejection_sample_method!r}: drafts for rejection sampling are chains"
             )
 
     def _check_counts(self) -> None:
@@ -113,6 +133,7 @@ class SpeculativeConfig:
         put("prompt_lookup_max", _count("prompt_lookup_max", self.prompt_lookup_max, MAX_LOOKUP))
         shortest = min(2, self.prompt_lookup_max) if self.prompt_lookup_min is None else self.prompt_lookup_min
         put("prompt_lookup_min", _count("prompt_lookup_min", shortest, self.prompt_lookup_max))
+        put("tree_width", _count("tree_width", self.tree_width, _MOST_BRANCHES))
         name = "suffix_decoding_max_cached_requests"
         most = getattr(self, name)
         put(name, check_integer(name, most, low=0 if most == 0 else 8, text="an integer: 0 (off), or at least 8"))
@@ -159,7 +180,9 @@ class SpeculativeConfig:
         suffix = replace(self, method="suffix", model=None, quantization=None)
         if self.model is None:
             return [suffix]
-        named = replace(self, **_from_word(self.model))
+        word = _from_word(self.model)
+        branches = self.tree_width if word["method"] in _BRANCHING else 1
+        named = replace(self, **word, tree_width=branches)
         return [suffix, named] if named.method in ("draft_model", "early_exit") else [suffix]
 
     @classmethod

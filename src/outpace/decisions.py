@@ -43,15 +43,17 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A draft at hand (a chain), before it is verified.
+    """A draft at hand, before it is verified. Its first n tokens are a draft too, whatever n.
 
     Args:
         request_id: whose.
         drafter: who made it.
-        num_tokens: its length; 0 if there is none.
+        num_tokens: its length, branches included; 0 if there is none.
         confidence: of every token, the drafter's own estimate that it is kept if the ones before it are, 0 to 1; None
             if it has none. Not calibrated.
         fixed: it must not be cut for what its tokens are (they were drawn to be verified by rejection sampling).
+        parents: of a draft with branches, the index of the token before each, -1 for the committed text; a token comes
+            after its parent. None for a chain.
     """
 
     request_id: int
@@ -59,6 +61,7 @@ class Offer:
     num_tokens: int
     confidence: tuple[float, ...] | None = None
     fixed: bool = False
+    parents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class DraftCall:
     Args:
         drafter: its name.
         num_requests: that it drafted for.
-        num_rounds: passes of its model, the longest draft's tokens.
+        num_rounds: passes of its model, the tokens on the longest path of a draft.
         catch_up_rows: rows it computed of what was committed before.
         seconds: of the call.
     """
@@ -106,10 +109,13 @@ class VerifiedOffer:
         offer: as it was verified, cut.
         num_accepted: tokens that verification kept, also those behind the end of a text. The one after them, if there
             is one, was rejected.
+        path: of a draft with branches, which of its tokens these are; every child of the last of them was rejected.
+            None for a chain.
     """
 
     offer: Offer
     num_accepted: int
+    path: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

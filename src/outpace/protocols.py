@@ -150,6 +150,10 @@ class Cache(Protocol):
         """Writes rows [0, rows) of one lane, in every layer, to another; both have reserved them."""
         ...
 
+    def compact(self, lane: int, first: int, slots: Sequence[int]) -> None:
+        """Moves rows `slots`, ascending, to first, first + 1, ... of the same lane; rows behind are to be truncated."""
+        ...
+
     def release(self, lane: int) -> None:
         """Gives the whole lane back, and its memory to the system."""
         ...
@@ -165,6 +169,11 @@ class TargetModel(Protocol):
     @property
     def vocab_size(self) -> int:
         """Width of the logits: ids the tokenizer knows; padded ids are cut off."""
+        ...
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether segments may have paths: a row then has the bits it has where its path is all there is."""
         ...
 
     def forward(self, pack: Pack, cache: Any) -> ForwardResult:

@@ -152,6 +152,29 @@ class Draft:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether each token follows the one before it."""
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
+
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """[n] the nodes from the root to each node, itself included."""
+        paths: list[tuple[int, ...]] = []
+        for node, parent in enumerate(self.parents):
+            paths.append((*paths[parent], node) if parent >= 0 else (node,))
+        return paths
+
+    @property
+    def depth(self) -> int:
+        """Tokens on the longest path; 0 for an empty draft."""
+        if self.is_chain:
+            return len(self.parents)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 + depths[parent] if parent >= 0 else 1)
+        return max(depths, default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -160,7 +183,7 @@ class Ask:
     Args:
         request_id: as given to `Drafter.start`.
         token_ids: every committed token, prompt and output; read, never changed or kept by the drafter.
-        num_draft_tokens: the most tokens wanted, at least 1; returning fewer, or none, is fine.
+        num_draft_tokens: the most tokens wanted, branches included, at least 1; returning fewer, or none, is fine.
         params: resolved sampling parameters, for drafters that draw with the target's noise.
         seed: the request's seed.
         number: which of its n choices.
@@ -172,7 +195,7 @@ class Ask:
         stop_below: a draft that is this unlikely to be kept as a whole need not grow further: the product of `chance`
             over its tokens. 0 for never.
         chance: (position in the draft, the drafter's own confidence in the token there) -> chance that it is kept if
-            those before it are.
+            those before it are. In a tree the position is the depth.
     """
 
     request_id: int
@@ -211,7 +234,7 @@ class Observation:
         token_ids: every committed token, prompt and output, this step's included; read only.
         num_new_tokens: how many of them this step added (0 in the middle of a prefill).
         draft: what was verified in this step; empty for plain decoding and prefill.
-        num_accepted: how many of its tokens were kept.
+        accepted: which of its nodes were kept, root to leaf.
         first_position: position of the first row of `aux`.
         aux: {layer: [n, H]} hidden states entering that layer at the n positions whose rows stay in the target's cache
             after this step; only the layers the drafter needs.
@@ -221,9 +244,14 @@ class Observation:
     token_ids: Sequence[int]
     num_new_tokens: int
     draft: Draft
-    num_accepted: int
+    accepted: tuple[int, ...]
     first_position: int
     aux: dict[int, torch.Tensor]
+
+    @property
+    def num_accepted(self) -> int:
+        """How many of the draft's tokens were kept."""
+        return len(self.accepted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +259,40 @@ class Segment:
     """The rows of one request inside a pack.
 
     Rows [begin, end) of the pack go to cache slots [first_slot, first_slot + end - begin) of `lane`. A row sees the
-    slots before `first_slot` and, of its own segment, itself and the rows before it.
+    slots before `first_slot` and, of its own segment, itself and the rows before it; its position is its slot.
+
+    The last rows may be nodes of a tree that do not lie straight behind the text: such a row sees slots [0, fork) and
+    then those of its own path, in this order, and its position is the number of slots before its own.
+
+    Args:
+        lane: whose cache rows.
+        begin: first row of the pack.
+        end: row after the last.
+        first_slot: of the first row.
+        fork: slots that all paths share, at most the slot of the first row with a path.
+        paths: of each of the last rows, the slots it sees from `fork` on, ascending; the last is its own.
     """
 
     lane: int
     begin: int
     end: int
     first_slot: int
+    fork: int = 0
+    paths: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return self.end - self.begin
+
+    @property
+    def num_straight(self) -> int:
+        """Rows before those with a path of their own."""
+        return self.end - self.begin - len(self.paths)
+
+    def part(self, first: int, last: int, begin: int) -> Segment:
+        """Rows [first, last) of this segment, counted from its own begin, as a segment that begins at row `begin`."""
+        straight = self.num_straight
+        paths = self.paths[max(0, first - straight) : max(0, last - straight)]
+        return Segment(self.lane, begin, begin + last - first, self.first_slot + first, self.fork, paths)
 
     @property
     def length(self) -> int:
@@ -254,7 +306,7 @@ class Pack:
 
     Args:
         ids: [R] int64 token ids.
-        positions: [R] int64 absolute positions, for the rotary embedding.
+        positions: [R] int64 absolute positions, for the rotary embedding; not the slots where a segment has paths.
         segments: one per request, in row order, together covering [0, R).
         logits_rows: [N] int64 rows whose logits are wanted, ascending.
         aux_layers: layers whose entering hidden states are wanted, for all rows.

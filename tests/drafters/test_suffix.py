@@ -228,3 +228,28 @@ class TestWithAPool:
         answer(drafter, 0, [50], [1, 2, 3, 4])
         assert drafted(drafter, [9, 1, 2]) == Draft()
         assert drafter.memory_bytes == 0
+
+
+class TestTrees:
+    def test_what_followed_often_comes_first_and_its_rivals_behind(self) -> None:
+        """After 1 came 2 three times, 3 twice, 4 once."""
+        text = [1, 2, 9, 1, 3, 8, 1, 2, 7, 1, 4, 6, 1, 2, 5, 1, 3, 0, 1]
+        drafter = SuffixDrafter(tree_width=2, least_chance=0.0, offset=9.0)
+        drafter.start(0, text, len(text))
+        (draft,) = drafter.propose([ask(text, 3)], 0)
+        first = [token for token, parent in zip(draft.ids, draft.parents, strict=True) if parent == -1]
+        assert first == [2, 3]
+        assert draft.ids[0] == 2 and draft.sources == ("prompt",) * 3
+        assert all(parent < node for node, parent in enumerate(draft.parents))
+        survival: list[float] = []
+        assert draft.confidence is not None
+        for parent, chance in zip(draft.parents, draft.confidence, strict=True):
+            survival.append(chance * (survival[parent] if parent >= 0 else 1.0))
+        assert survival == sorted(survival, reverse=True)
+
+    def test_one_wide_is_the_chain(self) -> None:
+        text = [1, 2, 9, 1, 3, 8, 1, 2, 7, 1, 4, 6, 1, 2, 5, 1, 3, 0, 1]
+        drafter = SuffixDrafter(least_chance=0.0, offset=9.0)
+        drafter.start(0, text, len(text))
+        (draft,) = drafter.propose([ask(text, 6)], 0)
+        assert draft.is_chain and len(draft) == 6

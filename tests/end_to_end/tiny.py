@@ -10,6 +10,7 @@ import torch
 from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.early_exit import EarlyExitDrafter
 from outpace.drafters.ngram import NgramDrafter
+from outpace.drafters.suffix import SuffixDrafter
 from outpace.engine.engine import Engine
 from outpace.kv.cache import KvCache
 from outpace.models.adapter import BlockAdapter
@@ -94,6 +95,12 @@ def make_drafter(name: str, quantization: str, cache: KvCache) -> Drafter:
         # Rounding to four bits already moves the draft away from its target.
         model = draft(quantization, 0.005 if quantization == "int4" else 0.02)
         return DraftModelDrafter(model, model.new_cache(8, CAPACITY, 8 * CAPACITY), max_model_len=CAPACITY)
+    if name == "suffix_tree":
+        return SuffixDrafter(tree_width=3)
+    if name == "tree":
+        model = draft(quantization, 0.005 if quantization == "int4" else 0.02)
+        own_cache = model.new_cache(8, CAPACITY, 8 * CAPACITY)
+        return DraftModelDrafter(model, own_cache, max_model_len=CAPACITY, tree_width=3)
     if name == "own_draft":
         model = target(quantization)
         return DraftModelDrafter(model, model.new_cache(8, CAPACITY, 8 * CAPACITY), max_model_len=CAPACITY)

@@ -14,6 +14,7 @@ from outpace.protocols import Cache, DrafterNeeds, Grammar
 from outpace.structured import StructuredOutputs
 from outpace.types import Ask, Draft, ForwardResult, Observation, Pack
 
+from ..trees import depths_of, random_parents
 from .toy_grammar import ToyGrammar
 
 FREE = -1
@@ -69,6 +70,13 @@ class TokenCache:
         assert FREE not in self.tokens[source][:rows], f"lane {source} has rows that were never computed"
         self.tokens[target][:rows] = self.tokens[source][:rows]
 
+    def compact(self, lane: int, first: int, slots: Sequence[int]) -> None:
+        assert all(first + place <= slot < self._reserved[lane] for place, slot in enumerate(slots))
+        assert sorted(set(slots)) == list(slots)
+        kept = [self.tokens[lane][slot] for slot in slots]
+        assert FREE not in kept, f"lane {lane} has rows that were never computed"
+        self.tokens[lane][first : first + len(slots)] = kept
+
     def write(self, lane: int, slot: int, token: int) -> None:
         assert slot < self._reserved[lane], f"row {slot} of lane {lane} was not reserved"
         self.tokens[lane][slot] = token
@@ -111,6 +119,7 @@ class HistoryModel:
         self.order = order
         self.errors = errors
         self.broken = broken
+        self.takes_trees = True
         self.rows_per_call: list[int] = []
 
     def logits(self, history: Sequence[int]) -> np.ndarray:
@@ -126,11 +135,12 @@ class HistoryModel:
         logits = []
         for segment in pack.segments:
             for row in range(segment.begin, segment.end):
-                slot = segment.first_slot + row - segment.begin
-                assert positions[row] == slot
+                slot, branch = segment.first_slot + row - segment.begin, row - segment.begin - segment.num_straight
+                seen = range(slot + 1) if branch < 0 else [*range(segment.fork), *segment.paths[branch]]
+                assert positions[row] == len(seen) - 1 and seen[-1] == slot
                 cache.write(segment.lane, slot, ids[row])
                 if row in wanted:
-                    history = cache.tokens[segment.lane][: slot + 1]
+                    history = [cache.tokens[segment.lane][each] for each in seen]
                     assert FREE not in history, f"row {row} sees rows that were never computed"
                     logits.append(self.logits(history))
         return ForwardResult(torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, self.vocab_size)))
@@ -172,7 +182,8 @@ class ScriptedDrafter:
             assert len(seen.token_ids) == len(known) + seen.num_new_tokens
             if seen.num_new_tokens:
                 assert seen.num_new_tokens == seen.num_accepted + 1
-                assert list(seen.token_ids[len(known) : -1]) == list(seen.draft.ids[: seen.num_accepted])
+                assert list(seen.token_ids[len(known) : -1]) == [seen.draft.ids[node] for node in seen.accepted]
+                assert [seen.draft.parents[node] for node in seen.accepted] == [-1, *seen.accepted][:-1]
             self.alive[seen.request_id] = list(seen.token_ids)
             self.observed += 1
 
@@ -217,6 +228,40 @@ def illegal_drafter(vocab_size: int, seed: int = 0) -> ScriptedDrafter:
         return Draft(ids, tuple(source.randrange(-1, i) if i else -1 for i in range(count)), ("x",) * count)
 
     return ScriptedDrafter("illegal", script)
+
+
+def bush_drafter(
+    vocab_size: int, script_of: Callable[[Sequence[int]], Sequence[int]], seed: int = 0, illegal: float = 0.03
+) -> ScriptedDrafter:
+    """Trees of every shape: right tokens among wrong siblings, duplicates, ids out of range, more nodes than wanted.
+
+    Args:
+        vocab_size: V.
+        script_of: committed tokens -> the whole text, or as much of it as is known.
+        seed: of the shapes.
+        illegal: share of ids out of range.
+    """
+    source = random.Random(seed)
+
+    def script(ask: Ask) -> Draft:
+        start, text = len(ask.token_ids), script_of(ask.token_ids)
+        parents = random_parents(source, source.randint(0, ask.num_draft_tokens + 2))
+        ids: list[int] = []
+        right, depths = {-1}, depths_of(parents)
+        for node, parent in enumerate(parents):
+            place, siblings = start + depths[node], [ids[each] for each in range(node) if parents[each] == parent]
+            token = source.randrange(vocab_size)
+            if parent in right and place < len(text) and source.random() < 0.7:
+                token = text[place]
+                right.add(node)
+            elif siblings and source.random() < 0.2:
+                token = source.choice(siblings)
+            elif source.random() < illegal:
+                token = source.choice([-1, vocab_size, 10**9])
+            ids.append(token)
+        return Draft(tuple(ids), tuple(parents), tuple(f"x{depth}" for depth in depths))
+
+    return ScriptedDrafter("bush", script)
 
 
 def oracle_drafter(script_of: Callable[[Sequence[int]], Sequence[int]]) -> ScriptedDrafter:

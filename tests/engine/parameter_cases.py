@@ -16,7 +16,7 @@ from outpace.protocols import Drafter
 from outpace.structured import StructuredOutputs
 from outpace.types import Ask, Draft
 
-from .fakes import HistoryModel, ScriptedDrafter, TokenCache, illegal_drafter, random_drafter
+from .fakes import HistoryModel, ScriptedDrafter, TokenCache, bush_drafter, illegal_drafter, random_drafter
 from .harness import Job
 from .oracle import Expected, Oracle
 
@@ -199,7 +199,7 @@ _UNCHANGED = ("defaults", "prompt cut to fit")
 """Cases that are what they would be without their parameters."""
 
 NAMES = (*_PLAIN, *_PLANTED)
-DRAFTERS = ("right", "wrong", "random", "oracle", "empty", "illegal", "ngram")
+DRAFTERS = ("right", "wrong", "random", "oracle", "empty", "illegal", "ngram", "tree", "bush")
 
 
 @functools.cache
@@ -251,17 +251,29 @@ def knowing_drafter(cases: Sequence[Case], *, errors: bool = True) -> ScriptedDr
     return ScriptedDrafter("oracle", script)
 
 
+def bushy_drafter(cases: Sequence[Case], size: int) -> ScriptedDrafter:
+    """Trees of every shape through the right texts."""
+    texts = [each.expected.prompt + each.expected.token_ids for each in cases]
+
+    def script_of(tokens: Sequence[int]) -> Sequence[int]:
+        return next((text for text in texts if text[: len(tokens)] == list(tokens)), [])
+
+    return bush_drafter(size, script_of)
+
+
 def drafter_for(name: str, cases: Sequence[Case], model: HistoryModel = MODEL) -> Drafter:
     """A fresh drafter by the name it has in `DRAFTERS`."""
     size = model.vocab_size
-    if name in ("right", "wrong"):
+    if name in ("right", "wrong", "tree"):
         draft = HistoryModel(size, order=model.order, errors=0.0 if name == "right" else 0.7)
-        return DraftModelDrafter(draft, TokenCache(num_lanes=16), max_model_len=MAX_LEN)
+        width = 3 if name == "tree" else 1
+        return DraftModelDrafter(draft, TokenCache(num_lanes=16), max_model_len=MAX_LEN, tree_width=width)
     makers: dict[str, Callable[[], Drafter]] = {
         "random": lambda: random_drafter(size),
         "illegal": lambda: illegal_drafter(size),
         "empty": lambda: ScriptedDrafter("empty", lambda ask: Draft()),
         "ngram": lambda: NgramDrafter(1, 4),
         "oracle": lambda: knowing_drafter(cases),
+        "bush": lambda: bushy_drafter(cases, size),
     }
     return makers[name]()

@@ -286,8 +286,10 @@ def test_kept_states_are_taken_only_from_drafters_that_work_on_target_rows() -> 
 
 
 def test_a_wide_tree_is_cut_to_its_first_chain_before_its_length() -> None:
-    """Breadth first, the second level comes after many siblings; the chain through it must survive."""
+    """For a target that takes no trees. Breadth first, the second level comes after many siblings; the chain through it
+    must survive."""
     model = HistoryModel(V)
+    model.takes_trees = False
     job = Job([1], replace(GREEDY, max_tokens=20))
     text = job.prompt + plain(model, job)
 

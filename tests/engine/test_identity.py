@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,11 +13,31 @@ from outpace.params import SamplingParams, SpeculationParams
 from outpace.protocols import Drafter
 from outpace.types import Draft
 
-from .fakes import HistoryModel, ScriptedDrafter, TokenCache, illegal_drafter, oracle_drafter, random_drafter
+from .fakes import (
+    HistoryModel,
+    ScriptedDrafter,
+    TokenCache,
+    bush_drafter,
+    illegal_drafter,
+    oracle_drafter,
+    random_drafter,
+)
 from .harness import GREEDY, HOT, WARM, Job, make_engine, mixed_jobs, plain, run
 
 V = 24
-DRAFTERS = ("none", "ngram", "random", "illegal", "empty", "draft_model", "draft_model_bad", "oracle")
+DRAFTERS = (
+    "none",
+    "ngram",
+    "random",
+    "illegal",
+    "empty",
+    "draft_model",
+    "draft_model_bad",
+    "oracle",
+    "bush",
+    "tree",
+    "tree_bad",
+)
 
 
 def build_drafter(name: str, model: HistoryModel, jobs: list[Job]) -> Drafter:
@@ -31,8 +52,15 @@ def build_drafter(name: str, model: HistoryModel, jobs: list[Job]) -> Drafter:
     if name.startswith("draft_model"):
         draft = HistoryModel(V, order=model.order, errors=0.9 if name.endswith("bad") else 0.2)
         return DraftModelDrafter(draft, TokenCache(), max_model_len=512)
+    if name.startswith("tree"):
+        draft = HistoryModel(V, order=model.order, errors=0.7 if name.endswith("bad") else 0.2)
+        return DraftModelDrafter(draft, TokenCache(), max_model_len=512, tree_width=3)
     texts = [job.prompt + plain(model, job) for job in jobs]
-    return oracle_drafter(lambda tokens: next(t for t in texts if t[: len(tokens)] == list(tokens)))
+
+    def script_of(tokens: Sequence[int]) -> list[int]:
+        return next(t for t in texts if t[: len(tokens)] == list(tokens))
+
+    return bush_drafter(V, script_of) if name == "bush" else oracle_drafter(script_of)
 
 
 @pytest.mark.parametrize("preempt", [False, True], ids=["roomy", "preempting"])

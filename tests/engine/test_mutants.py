@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -77,7 +78,12 @@ def test_rollback_off_by_one_is_noticed(shift: int, monkeypatch: pytest.MonkeyPa
     else:
         # One row too many stays: harmless to the text, since it is overwritten, so the request's own count must lie.
         append = engine_module._append
-        monkeypatch.setattr(engine_module, "_append", lambda *a: append(*a) + bool(len(a[0].draft)))
+
+        def lying(block: pack_module.Block, *rest: Any) -> tuple[int, ...]:
+            kept = append(block, *rest)
+            return (*kept, len(kept)) if block.draft else kept
+
+        monkeypatch.setattr(engine_module, "_append", lying)
         assert not identical()
 
 
@@ -107,7 +113,8 @@ def missing_row(self: DraftModelDrafter, observations: Sequence[Observation]) ->
     for seen in observations:
         state = self._states[seen.request_id]
         assert state is not None
-        state.num_rows, state.num_fed = len(seen.token_ids) - 1, 0
+        state.num_rows = len(seen.token_ids) - 1
+        state.fed.clear()
 
 
 def test_a_stale_draft_cache_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +138,7 @@ def test_a_draft_from_the_wrong_history_is_noticed(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_pack_with_shifted_slots_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def shifted(lane: int, begin: int, end: int, first_slot: int) -> Segment:
+    def shifted(lane: int, begin: int, end: int, first_slot: int) -> Segment:  # drafts here are chains
         return Segment(lane, begin, end, max(0, first_slot - 1))
 
     monkeypatch.setattr(pack_module, "Segment", shifted)

@@ -169,7 +169,8 @@ def _draft_model(
     assert config.max_model_len is not None and config.cache_tokens is not None
     capacity = min(draft.max_model_len, config.max_model_len)
     cache = draft.new_cache(config.max_num_seqs, capacity, config.cache_tokens)
-    return DraftModelDrafter(draft, cache, max_model_len=capacity, weight_bytes=draft.weight_bytes)
+    width = speculative.tree_width if target.takes_trees and draft.takes_trees else 1
+    return DraftModelDrafter(draft, cache, max_model_len=capacity, weight_bytes=draft.weight_bytes, tree_width=width)
 
 
 def _load_draft(speculative: SpeculativeConfig, tokenizer: Any, config: EngineConfig) -> Decoder:

@@ -9,12 +9,14 @@ weights are held.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from outpace.drafters.suffix_automaton import SuffixAutomaton
+from outpace.drafters.suffix_automaton import Follower, SuffixAutomaton
 from outpace.drafters.suffix_pool import OutputPool, PoolMatch, PoolMatcher
 from outpace.errors import InvalidParameter
 from outpace.protocols import DrafterNeeds
@@ -69,15 +71,26 @@ class _State:
 
 
 @dataclass(slots=True)
-class _Chain:
-    """A draft while it grows: tokens, where in the text they were last, and how likely each is kept."""
+class _Growing:
+    """A draft while it grows: tokens, the one before each (-1: the text), where in the text they were last, and how
+    likely each is kept."""
 
-    ids: list[int]
-    positions: list[int]
-    confidence: list[float]
+    ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+
+    def add(self, follower: Follower, parent: int, confidence: float) -> int:
+        self.ids.append(follower.token)
+        self.parents.append(parent)
+        self.positions.append(follower.position)
+        self.confidence.append(confidence)
+        return len(self.ids) - 1
 
     def draft(self, sources: Sequence[str]) -> Draft:
-        return Draft.chain(self.ids, sources, confidence=self.confidence) if self.ids else Draft()
+        if not self.ids:
+            return Draft()
+        return Draft(tuple(self.ids), tuple(self.parents), tuple(sources), confidence=tuple(self.confidence))
 
 
 class SuffixDrafter:
@@ -90,6 +103,7 @@ class SuffixDrafter:
         least_chance: a draft ends where its tokens are all kept with less than this chance, by their confidence. 0 for
             no such end.
         pool: past outputs; a request's own enter it when the request goes. None: no request sees another's text.
+        tree_width: most continuations of a token.
 
     Raises:
         InvalidParameter: no match could ever give a draft.
@@ -106,6 +120,7 @@ class SuffixDrafter:
         offset: float = 2.0,
         least_chance: float = 0.3,
         pool: OutputPool | None = None,
+        tree_width: int = 1,
     ) -> None:
         if shortest < 1:
             raise InvalidParameter(f"shortest={shortest} is not possible: at least 1 token must match")
@@ -120,6 +135,7 @@ class SuffixDrafter:
         self._offset = offset
         self._least_chance = least_chance
         self._pool = pool
+        self._tree_width = tree_width
         self._states: dict[int, _State] = {}
 
     @property
@@ -164,19 +180,19 @@ class SuffixDrafter:
 
     def _from_own_text(self, state: _State, most: int) -> Draft:
         automaton = state.automaton
-        chain = self._follow(automaton, automaton.match, automaton.length(automaton.match), _OWN, most)
-        sources = ["prompt" if place < state.num_prompt_tokens else "output" for place in chain.positions]
-        return chain.draft(sources)
+        grown = self._follow(automaton, automaton.match, automaton.length(automaton.match), _OWN, most)
+        sources = ["prompt" if place < state.num_prompt_tokens else "output" for place in grown.positions]
+        return grown.draft(sources)
 
     def _from_pool(self, found: PoolMatch, most: int) -> Draft:
         assert self._pool is not None
-        chain = self._follow(found.segment.automaton, found.state, found.length, _POOL, most)
-        if chain.ids:
+        grown = self._follow(found.segment.automaton, found.state, found.length, _POOL, most)
+        if grown.ids:
             self._pool.touch(found.segment)
-        return chain.draft(["pool"] * len(chain.ids))
+        return grown.draft(["pool"] * len(grown.ids))
 
-    def _follow(self, automaton: SuffixAutomaton, state: int, length: int, doubt: _Doubt, most: int) -> _Chain:
-        """Tokens after a match, each the most frequent one after the match and the tokens before it.
+    def _follow(self, automaton: SuffixAutomaton, state: int, length: int, doubt: _Doubt, most: int) -> _Growing:
+        """Tokens after a match, the most frequent ones after the match and the tokens before them, most likely first.
 
         Where the text ends it goes on from the text's own match, which repeats the repetition. A negative number in
         the text ends the draft.
@@ -188,23 +204,28 @@ class SuffixDrafter:
             doubt: how far the match is trusted.
             most: tokens wanted.
         """
-        chain, chance = _Chain([], [], []), 1.0
+        grown, order = _Growing(), itertools.count()
         limit = min(most, int(self._factor * length + self._offset)) if length >= self._shortest else 0
-        while len(chain.ids) < limit:
-            follower = automaton.follower(state)
-            if follower is None:
+        heap: list[
+            tuple[float, int, int, float, int, Follower]
+        ] = []  # -chance, order, parent, confidence, length, token
+        parent, chance = -1, 1.0
+        while len(grown.ids) < limit:
+            followers = automaton.followers(state, self._tree_width)
+            if not followers:
                 state = automaton.match
                 length = automaton.length(state)
-                continue
-            confidence = doubt.confidence(length, follower.agreeing, follower.total)
-            chance *= confidence
-            if follower.token < 0 or chance < self._least_chance:
+                followers = automaton.followers(state, self._tree_width)
+            for follower in followers:
+                confidence = doubt.confidence(length, follower.agreeing, follower.total)
+                if follower.token >= 0 and chance * confidence >= self._least_chance:
+                    heapq.heappush(heap, (-chance * confidence, next(order), parent, confidence, length, follower))
+            if not heap:
                 break
-            chain.ids.append(follower.token)
-            chain.positions.append(follower.position)
-            chain.confidence.append(confidence)
-            state, length = follower.state, length + 1
-        return chain
+            negative, _, parent, confidence, length, follower = heapq.heappop(heap)
+            parent = grown.add(follower, parent, confidence)
+            chance, state, length = -negative, follower.state, length + 1
+        return grown
 
 
 def _catch_up(state: _State, token_ids: Sequence[int]) -> None:

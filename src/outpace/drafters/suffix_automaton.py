@@ -18,6 +18,7 @@ are followed, so counts of short pieces are too low in such text and exact in an
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -139,6 +140,22 @@ class SuffixAutomaton:
         total = self._count[state] - (self._last_end[state] == len(self.tokens))
         position = self._last_end[best] - 1
         return Follower(self.tokens[position], best, agreeing, max(agreeing, total), position)
+
+    def followers(self, state: int, most: int) -> list[Follower]:
+        """The `most` tokens that follow the state's pieces most often, of equals the newest first; see `follower`."""
+        first, known = self.follower(state), self._next[state]
+        if first is None:
+            return []
+        if most == 1 or known is None or len(known) == 1:
+            return [first]
+
+        def rank(edge: tuple[int, int]) -> tuple[bool, int, int]:
+            return edge[1] == first.state, self._count[edge[1]], self._last_end[edge[1]]
+
+        return [
+            Follower(token, target, self._count[target], first.total, self._last_end[target] - 1)
+            for token, target in heapq.nlargest(most, known.items(), key=rank)
+        ]
 
     def _append(self, token: int) -> None:
         last = self._newest

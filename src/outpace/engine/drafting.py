@@ -14,7 +14,7 @@ from outpace.errors import InvalidParameter
 from outpace.params import SpeculationParams
 from outpace.protocols import Drafter
 from outpace.types import Ask, Draft, ForwardResult, Observation
-from outpace.verify.clean import clean_draft, principal_chain
+from outpace.verify.clean import clean_draft, principal_chain, subtree
 
 __all__ = ["NO_DRAFT", "Drafting", "ask_for", "shortened"]
 
@@ -29,6 +29,7 @@ class Drafting:
         num_speculative_tokens: per drafter name, most draft tokens a step unless the request says less or more.
         vocab_size: ids from here on do not exist.
         verification: per drafter name, the rule its drafts are verified by; "coupled" where none is named.
+        trees: the target verifies drafts with branches; of each of them one chain is left if not.
     """
 
     def __init__(
@@ -37,11 +38,14 @@ class Drafting:
         num_speculative_tokens: Mapping[str, int],
         vocab_size: int,
         verification: Mapping[str, str],
+        *,
+        trees: bool,
     ) -> None:
         self.drafters = dict(drafters)
         self._num_speculative_tokens = dict(num_speculative_tokens)
         self._vocab_size = vocab_size
         self._verification = dict(verification)
+        self._trees = trees
         self._started: set[int] = set()
         self.aux_layers = tuple(sorted({layer for d in self.drafters.values() for layer in d.needs.aux_layers}))
 
@@ -119,17 +123,20 @@ class Drafting:
         ids = [] if rules is None else rules.forced(most)
         return self._legal(Draft.chain(ids, "grammar"), turn.request, most) if ids else NO_DRAFT
 
-    def observe(self, committed: Sequence[tuple[Block, int, int]], result: ForwardResult) -> None:
+    def observe(self, committed: Sequence[tuple[Block, int, tuple[int, ...]]], result: ForwardResult) -> None:
         """Tells each drafter what a step did to its requests, whoever drafted.
 
         Args:
-            committed: (block, tokens added, draft tokens accepted) of every request that goes on.
+            committed: (block, tokens added, draft nodes accepted) of every request that goes on.
             result: the step's forward pass.
         """
         observations: dict[str, list[Observation]] = defaultdict(list)
-        for block, num_new_tokens, num_accepted in committed:
-            request = block.turn.request
-            rows = slice(block.begin, block.begin + block.turn.num_tokens + num_accepted)
+        for block, num_new_tokens, accepted in committed:
+            request, draft_row = block.turn.request, block.begin + block.turn.num_tokens
+            num_rows = block.turn.num_tokens + len(accepted)
+            rows: slice | list[int] = slice(block.begin, block.begin + num_rows)
+            if accepted != tuple(range(len(accepted))):
+                rows = [*range(block.begin, draft_row), *(draft_row + node for node in accepted)]
             for name in request.plan.drafters:
                 observations[name].append(
                     Observation(
@@ -137,8 +144,8 @@ class Drafting:
                         token_ids=request.token_ids,
                         num_new_tokens=num_new_tokens,
                         draft=block.draft,
-                        num_accepted=num_accepted,
-                        first_position=request.num_computed - (rows.stop - rows.start),
+                        accepted=accepted,
+                        first_position=request.num_computed - num_rows,
                         aux={layer: result.aux[layer][rows] for layer in self.drafters[name].needs.aux_layers},
                     )
                 )
@@ -146,23 +153,41 @@ class Drafting:
             self.drafters[name].observe(seen)
 
     def _legal(self, draft: Draft, request: Request, most: int) -> Draft:
-        """A chain of real ids, no longer than `most`, with nothing behind one that ends the text or is not allowed.
+        """Real ids, no more than `most`, with nothing behind one that ends the text or is not allowed.
 
         A token that was drawn may be left out only for what was known before it was drawn, or rejection sampling is
         biased; so the first one that is not allowed stays there, and is rejected. Drafts without probabilities do not
         depend on that noise, so it goes.
         """
-        draft = principal_chain(clean_draft(draft, vocab_size=self._vocab_size, limit=len(draft.ids)))
-        limit = min(most, len(draft))
-        if request.rules is not None:
-            drawn = request.plan.verification != "coupled" and draft.probabilities is not None
-            limit = min(limit, request.rules.count_legal(draft.ids[:limit]) + drawn)
-        limit = next((end for end, token in enumerate(draft.ids[:limit], 1) if token in request.stop_ids), limit)
-        return shortened(draft, limit)
+        draft = clean_draft(draft, vocab_size=self._vocab_size, limit=len(draft.ids))
+        if not self._trees or request.plan.verification == "block":
+            draft = principal_chain(draft)
+        drawn = request.plan.verification != "coupled" and draft.probabilities is not None
+        if not draft.is_chain:
+            return subtree(draft, _legal_nodes(draft, request, drawn)[:most])
+        return shortened(draft, _legal_length(draft.ids[:most], request, drawn))
+
+
+def _legal_length(ids: Sequence[int], request: Request, drawn: bool) -> int:
+    """How many of these draft tokens, one after the other, are worth verifying."""
+    limit = len(ids)
+    if request.rules is not None:
+        limit = min(limit, request.rules.count_legal(ids) + drawn)
+    return next((end for end, token in enumerate(ids[:limit], 1) if token in request.stop_ids), limit)
+
+
+def _legal_nodes(draft: Draft, request: Request, drawn: bool) -> list[int]:
+    """The same for the nodes of a tree, each path being a chain."""
+    legal: set[int] = set()
+    inner = set(draft.parents)
+    for leaf, path in enumerate(draft.paths):
+        if leaf not in inner:
+            legal.update(path[: _legal_length([draft.ids[node] for node in path], request, drawn)])
+    return sorted(legal)
 
 
 def shortened(draft: Draft, limit: int) -> Draft:
-    """The first `limit` tokens of a clean chain."""
+    """The first `limit` nodes of a clean draft: parents come first, so they are a draft too."""
     if len(draft) <= limit:
         return draft
     if not limit:

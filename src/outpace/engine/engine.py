@@ -86,7 +86,9 @@ class Engine:
     ) -> None:
         self.model = model
         self.cache = cache
-        self.drafting = Drafting(drafters, num_speculative_tokens, model.vocab_size, verification or {})
+        self.drafting = Drafting(
+            drafters, num_speculative_tokens, model.vocab_size, verification or {}, trees=model.takes_trees
+        )
         self.steering = Steering(
             self.drafting, controller or FixedController(), disable_by_batch_size or {}, torch.get_num_threads
         )
@@ -262,15 +264,16 @@ class Engine:
         result: ForwardResult,
     ) -> None:
         """Appends what was kept, ends requests, rolls the cache back, and tells the drafters."""
-        going_on: list[tuple[Block, int, int]] = []
+        going_on: list[tuple[Block, int, tuple[int, ...]]] = []
         for block, found, likely in zip(blocks, verified, logprobs, strict=True):
             request = block.turn.request
             before = len(request.token_ids)
             self._committing = request
-            num_accepted = 0 if found is None or request.error is not None else _append(block, found, likely)
+            accepted = () if found is None or request.error is not None else _append(block, found, likely)
             self._committing = None
-            request.num_computed += block.turn.num_tokens + num_accepted
-            request.stats.count(self.steering.drafter_of(request), len(block.draft), num_accepted)
+            self._keep_rows(request, request.num_computed + block.turn.num_tokens, accepted)
+            drafter, draft = self.steering.drafter_of(request), block.draft
+            request.stats.count(drafter, len(draft), len(accepted), draft.depth)
             if request.finish_reason:
                 request.stats.memory = self.memory()
                 self._scheduler.remove(request)
@@ -278,8 +281,15 @@ class Engine:
                 continue
             assert request.lane is not None
             self.cache.truncate(request.lane, request.num_computed)
-            going_on.append((block, len(request.token_ids) - before, num_accepted))
+            going_on.append((block, len(request.token_ids) - before, accepted))
         self.drafting.observe(going_on, result)
+
+    def _keep_rows(self, request: Request, first: int, accepted: tuple[int, ...]) -> None:
+        """Books what was computed; of a draft, whose rows begin at `first`, the path kept moves to the front."""
+        if accepted and accepted[-1] >= len(accepted):
+            assert request.lane is not None
+            self.cache.compact(request.lane, first, [first + node for node in accepted])
+        request.num_computed = first + len(accepted)
 
     def _emit(self, blocks: Sequence[Block], began: float) -> None:
         """Books times and puts out the text that can be shown."""
@@ -358,15 +368,15 @@ class Engine:
         self._seconds[name] = time.perf_counter() - began
 
 
-def _append(block: Block, found: Verified, logprobs: Sequence[TokenLogprobs] | None) -> int:
-    """Commits the accepted path and the bonus token, up to an end inside the block. Returns accepted tokens kept."""
+def _append(block: Block, found: Verified, logprobs: Sequence[TokenLogprobs] | None) -> tuple[int, ...]:
+    """Commits the accepted path and the bonus token, up to an end inside the block. Returns the nodes kept."""
     request, draft, verdict = block.turn.request, block.draft, found.verdict
     likely = iter(logprobs or ())
     for count, node in enumerate(verdict.accepted, 1):
         if request.append(draft.ids[node], draft.sources[node], next(likely, None)):
-            return count
+            return verdict.accepted[:count]
     if found.error is not None:
         request.fail(found.error)
     else:
         request.append(verdict.bonus, None, next(likely, None))
-    return len(verdict.accepted)
+    return verdict.accepted

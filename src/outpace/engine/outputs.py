@@ -30,9 +30,9 @@ class DraftCounts:
 
     Args:
         drafts: passes that verified a draft of at least one token.
-        draft_tokens: draft tokens verified.
+        draft_tokens: draft tokens verified, those of all branches.
         accepted_tokens: draft tokens kept in the output.
-        accepted_at: [most draft tokens] how often the draft token at each position was kept.
+        accepted_at: [longest path of a draft] how often the draft token at each position was kept.
     """
 
     drafts: int = 0
@@ -52,14 +52,14 @@ class DraftCounts:
     def per_position(self) -> list[float] | None:
         return [count / self.drafts for count in self.accepted_at] if self.drafts else None
 
-    def count_draft(self, num_draft_tokens: int, num_accepted: int) -> None:
-        """Books one verified draft."""
+    def count_draft(self, num_draft_tokens: int, num_accepted: int, depth: int | None = None) -> None:
+        """Books one verified draft; `depth` is its longest path, None for a chain."""
         if not num_draft_tokens:
             return
         self.drafts += 1
         self.draft_tokens += num_draft_tokens
         self.accepted_tokens += num_accepted
-        self.accepted_at.extend([0] * (num_draft_tokens - len(self.accepted_at)))
+        self.accepted_at.extend([0] * ((num_draft_tokens if depth is None else depth) - len(self.accepted_at)))
         for position in range(num_accepted):
             self.accepted_at[position] += 1
 
@@ -110,11 +110,11 @@ class RequestStats(DraftCounts):
     def decode_tokens_per_second(self) -> float | None:
         return self.decode_tokens / self.decode_seconds if self.decode_tokens and self.decode_seconds else None
 
-    def count(self, drafter: str | None, num_draft_tokens: int, num_accepted: int) -> None:
-        """Books what a step did; `drafter` made the draft, if there was one."""
-        self.count_draft(num_draft_tokens, num_accepted)
+    def count(self, drafter: str | None, num_draft_tokens: int, num_accepted: int, depth: int) -> None:
+        """Books what a step did; `drafter` made the draft, if there was one, and `depth` is its longest path."""
+        self.count_draft(num_draft_tokens, num_accepted, depth)
         if drafter is not None and num_draft_tokens:
-            self.by_drafter.setdefault(drafter, DraftCounts()).count_draft(num_draft_tokens, num_accepted)
+            self.by_drafter.setdefault(drafter, DraftCounts()).count_draft(num_draft_tokens, num_accepted, depth)
 
     @classmethod
     def joined(cls, many: Sequence[RequestStats]) -> RequestStats:

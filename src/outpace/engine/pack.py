@@ -41,7 +41,9 @@ class Block:
 
 
 def build_pack(turns: Sequence[Turn], drafts: Sequence[Draft], aux_layers: tuple[int, ...]) -> tuple[Pack, list[Block]]:
-    """Concatenates committed tokens and draft chains, request after request.
+    """Concatenates committed tokens and drafts, request after request.
+
+    A draft token's row goes to the slot behind the one before it; its position is its depth in the draft.
 
     Kept states are used only where they join at one layer; another layer's rows are simply computed again.
     """
@@ -59,8 +61,10 @@ def build_pack(turns: Sequence[Turn], drafts: Sequence[Draft], aux_layers: tuple
         ids += request.token_ids[start : start + turn.num_tokens]
         ids += draft.ids
         end = len(ids)
-        positions += range(start, start + end - begin)
-        segments.append(Segment(request.lane, begin, end, start))
+        segment = _segment(request.lane, begin, start, turn.num_tokens, draft)
+        positions += range(start, start + segment.num_straight)
+        positions += [segment.fork + len(path) - 1 for path in segment.paths]
+        segments.append(segment)
         prompt_rows = _prompt_positions(turn)
         choice_rows = range(end - len(draft) - 1, end) if turn.reaches_end else range(0)
         first_logits = len(logits_rows)
@@ -92,6 +96,16 @@ def build_pack(turns: Sequence[Turn], drafts: Sequence[Draft], aux_layers: tuple
         resume_hidden=torch.cat(resume_hidden) if resume_hidden else None,
     )
     return pack, blocks
+
+
+def _segment(lane: int, begin: int, start: int, num_tokens: int, draft: Draft) -> Segment:
+    """Committed tokens from position `start` on, then the draft; nodes that do not follow the one before have paths."""
+    end, fork = begin + num_tokens + len(draft), start + num_tokens
+    if draft.is_chain:
+        return Segment(lane, begin, end, start)
+    straight = next(node for node, parent in enumerate(draft.parents) if parent != node - 1)
+    paths = tuple(tuple(fork + node for node in path) for path in draft.paths[straight:])
+    return Segment(lane, begin, end, start, fork, paths)
 
 
 def _prompt_positions(turn: Turn) -> range:

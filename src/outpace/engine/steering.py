@@ -51,7 +51,7 @@ class Steering:
         self._offers: dict[int, Offer] = {}
         self._calls: list[DraftCall] = []
         self._decoding: list[int] = []
-        self._accepted: dict[int, int] = {}
+        self._accepted: dict[int, tuple[int, ...]] = {}
 
     # For the scheduler, before rows are handed out.
 
@@ -161,7 +161,7 @@ class Steering:
         for index, draft in zip(asks, proposed, strict=True):
             drafts[index] = draft
             self._offer(turns[index].request, name, draft)
-        rounds = max(map(len, proposed), default=0)
+        rounds = max((draft.depth for draft in proposed), default=0)
         self._calls.append(DraftCall(name, len(asks), rounds, min(behind, budget), seconds))
 
     def _keep(self, turns: Sequence[Turn], drafts: list[Draft]) -> None:
@@ -176,19 +176,20 @@ class Steering:
     def _offer(self, request: Request, drafter: str, draft: Draft) -> None:
         if draft:
             fixed = request.plan.verification != "coupled" and draft.probabilities is not None
-            self._offers[request.id] = Offer(request.id, drafter, len(draft), draft.confidence, fixed)
+            parents = None if draft.is_chain else draft.parents
+            self._offers[request.id] = Offer(request.id, drafter, len(draft), draft.confidence, fixed, parents)
 
     def _cut(self, draft: Draft, request: Request, most: int) -> Draft:
-        """The first `most` tokens of a draft, and of its offer."""
+        """The first `most` tokens of a draft, and of its offer; parents come first, so they are a draft too."""
         offer = self._offers.get(request.id)
         if offer is None or len(draft) <= most:
             return draft
         if not most:
             del self._offers[request.id]
             return NO_DRAFT
-        confidence = None if offer.confidence is None else offer.confidence[:most]
-        self._offers[request.id] = Offer(request.id, offer.drafter, most, confidence, offer.fixed)
-        return shortened(draft, most)
+        draft = shortened(draft, most)
+        self._offer(request, offer.drafter, draft)
+        return draft
 
     # After the step.
 
@@ -202,7 +203,7 @@ class Steering:
         self._decoding = [block.turn.request.id for block in blocks if block.num_choices]
         for block, verdict in zip(blocks, verdicts, strict=True):
             if block.draft and verdict is not None:
-                self._accepted[block.turn.request.id] = len(verdict.accepted)
+                self._accepted[block.turn.request.id] = verdict.accepted
 
     def observe(self, blocks: Sequence[Block], seconds: float) -> None:
         """Tells the controller what a step did, and took, and who has gone."""
@@ -212,7 +213,7 @@ class Steering:
                     threads=self._threads(),
                     prefill_rows=sum(block.turn.num_tokens for block in blocks) - len(self._decoding),
                     decoding=self._decoding,
-                    drafts=[VerifiedOffer(self._offers[index], count) for index, count in self._accepted.items()],
+                    drafts=[_verified(self._offers[index], path) for index, path in self._accepted.items()],
                     calls=self._calls,
                     seconds=seconds - sum(call.seconds for call in self._calls),
                 )
@@ -224,3 +225,7 @@ class Steering:
     def release(self, request: Request) -> None:
         """The request has ended."""
         self.controller.release(request.id)
+
+
+def _verified(offer: Offer, accepted: tuple[int, ...]) -> VerifiedOffer:
+    return VerifiedOffer(offer, len(accepted), None if offer.parents is None else accepted)

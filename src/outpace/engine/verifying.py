@@ -48,16 +48,25 @@ def verify_blocks(blocks: Sequence[Block], logits: torch.Tensor) -> list[Verifie
 
 
 def choices_of(block: Block) -> list[Choice]:
-    """How the target chooses after the last committed token and after each draft token of a chain, [num_choices].
+    """How the target chooses after the last committed token and after each draft token, [num_choices].
 
-    Node histories are known before the walk: the committed text, then the draft tokens before the row.
+    Node histories are known before the walk: the committed text, then the draft tokens on the way to the row.
     """
-    request = block.turn.request
-    first = len(request.token_ids)
-    ids = block.draft.ids if request.rules is not None else ()
+    request, draft = block.turn.request, block.draft
+    if not block.num_choices:
+        return []
+    first, ruled = len(request.token_ids), request.rules is not None
+    nodes: list[Sequence[int]] = [(), *draft.paths]
     return [
-        Choice(request.params, request.seed, first + i, request.number, request.rules, ids[:i])
-        for i in range(block.num_choices)
+        Choice(
+            request.params,
+            request.seed,
+            first + len(path),
+            request.number,
+            request.rules,
+            tuple(draft.ids[node] for node in path) if ruled else (),
+        )
+        for path in nodes
     ]
 
 

@@ -11,6 +11,8 @@ gives a row other bits beside other rows, or at another padded length. Rounding 
 * the weighted sum of values is taken KEY_BLOCK absolute slots at a time and added up in order. It is never one
   product over the whole length, which kernels split in parts by its length (MKL on AVX2: above 192).
 
+Rows of a tree that do not lie straight behind the text have products of their own (`outpace.kv.paths`).
+
 This rests on how kernels behave and is to be checked on each machine. With `row_by_row` every row is a product of
 its own whose shape depends on its position alone, which holds anywhere.
 """
@@ -25,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from outpace.kv.cache import KEY_BLOCK, KvCache
+from outpace.kv.paths import PathProduct, PathTile, cut_paths
 from outpace.kv.tiles import HeadLayout, Tile, cut_tiles
 from outpace.types import Segment
 
@@ -67,19 +70,25 @@ class AttentionPlan:
         self.num_rows = _count_rows(self.segments)
         self._cache: KvCache | None = None
         self._slots = torch.empty(0, dtype=torch.int64, device="cpu")
-        tiles = cut_tiles(self.segments, self.layout, sliding_window=sliding_window, row_by_row=row_by_row)
+        straight = [s.part(0, s.num_straight, s.begin) for s in self.segments if s.num_straight]
+        tiles = cut_tiles(straight, self.layout, sliding_window=sliding_window, row_by_row=row_by_row)
+        branches = list(cut_paths(self.segments, sliding_window, row_by_row=row_by_row))
         folds = [_fold_indices(tile, self.layout) for tile in tiles]
+        folds += [tile.fold_indices(self.layout) for tile in branches]
         self._fold, self._unfold = _joint_indices(folds, self.num_rows * num_heads)
         self._query = torch.empty(len(self._fold), head_dim, dtype=torch.float32, device="cpu")
         self._output = torch.empty(len(self._fold), head_dim, dtype=torch.float32, device="cpu")
         most_scores = max((tile.num_scores(self.layout) for tile in tiles), default=0)
         scratch = torch.empty(2, most_scores, dtype=torch.float32, device="cpu")
-        self._products: list[_Product] = []
+        self._products: list[_Product | PathProduct] = []
         begin = 0
-        for tile, fold in zip(tiles, folds, strict=True):
-            rows = slice(begin, begin + fold.size)
+        parts: list[Tile | PathTile] = [*tiles, *branches]
+        for tile, fold in zip(parts, folds, strict=True):
+            query, output = (rows[begin : begin + fold.size] for rows in (self._query, self._output))
             self._products.append(
-                _product(tile, self.layout, sliding_window, self._query[rows], self._output[rows], scratch)
+                PathProduct(tile, self.layout, sliding_window, query, output)
+                if isinstance(tile, PathTile)
+                else _product(tile, self.layout, sliding_window, query, output, scratch)
             )
             begin += fold.size
 
@@ -143,7 +152,8 @@ def attend(
 ) -> torch.Tensor:
     """Writes a layer's keys and values to the slots of the pack, then attends over them.
 
-    Row i of a segment sees slots [max(0, first_slot + i + 1 - sliding_window), first_slot + i + 1) of its lane.
+    Row i of a segment sees slots [max(0, first_slot + i + 1 - sliding_window), first_slot + i + 1) of its lane; a row
+    with a path the last `sliding_window` of the slots before the fork and on its path.
 
     Args:
         plan: made from the pack's segments.
@@ -189,8 +199,7 @@ def _slot_indices(segments: Sequence[Segment], layout: HeadLayout, cache: KvCach
     heads = np.arange(layout.num_kv_heads)
     parts = [np.empty(0, np.int64)]
     for segment in segments:
-        if segment.length > cache.reserved(segment.lane):
-            raise ValueError(f"{segment} ends beyond the {cache.reserved(segment.lane)} reserved rows of its lane")
+        cache.require(segment)
         lane_heads = (segment.lane * layout.num_kv_heads + heads) * cache.padded_capacity
         slots = np.arange(segment.first_slot, segment.length)
         parts.append((slots[:, None] + lane_heads).reshape(-1))

@@ -6,8 +6,12 @@ import contextlib
 import heapq
 import mmap
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
+
+from outpace.types import Segment
 
 __all__ = ["KEY_BLOCK", "KvCache"]
 
@@ -121,6 +125,24 @@ class KvCache:
             raise ValueError(f"lane {lane} is not allocated; allocated: {sorted(self._reserved) or 'none'}")
         return rows
 
+    def require(self, segment: Segment) -> None:
+        """Looks whether the rows of a segment, and those of its paths, may be written and read.
+
+        Raises:
+            ValueError: the lane is not allocated, a row is not reserved, or a path leaves the segment's slots.
+        """
+        reserved = self.reserved(segment.lane)
+        if segment.length > reserved:
+            raise ValueError(f"{segment} ends beyond the {reserved} reserved rows of its lane")
+        if not segment.paths:
+            return
+        own = range(segment.first_slot + segment.num_straight, segment.length)
+        if not 0 <= segment.fork <= own.start or len(segment.paths) > len(segment):
+            raise ValueError(f"{segment} has its fork behind its first path, or more paths than rows")
+        for slot, path in zip(own, segment.paths, strict=True):
+            if path[-1:] != (slot,) or path[0] < segment.fork or any(a >= b for a, b in pairwise(path)):
+                raise ValueError(f"{segment}: the path of slot {slot} has to ascend from the fork to itself")
+
     def reserve(self, lane: int, rows: int) -> bool:
         """Makes rows [0, rows) of a lane usable; fewer than it already has is no change.
 
@@ -182,6 +204,29 @@ class KvCache:
         for pool in (*self._keys, *self._values):
             lanes = pool.rows.view(self.num_lanes, heads, self.padded_capacity, self.head_dim)
             lanes[target, :, :rows].copy_(lanes[source, :, :rows])
+
+    def compact(self, lane: int, first: int, slots: Sequence[int]) -> None:
+        """Moves rows `slots`, ascending, to first, first + 1, ... of the same lane, in every layer.
+
+        What other rows from `first` on held is gone, or will be with the next truncation.
+
+        Raises:
+            ValueError: the lane is not allocated, or a row is not reserved, lies before its new place, or comes twice.
+        """
+        reserved, ends = self.reserved(lane), [first - 1, *slots, self.reserved(lane)]
+        if any(a >= b for a, b in pairwise(ends)):
+            raise ValueError(
+                f"rows {list(slots)} of lane {lane} cannot move to rows from {first} on: they have to ascend from "
+                f"there and stay below its {reserved} reserved ones"
+            )
+        # Those in front that are where they should be stay.
+        moved = next((at for at, slot in enumerate(slots) if slot != first + at), len(slots))
+        if moved == len(slots):
+            return
+        begin, wanted = first + moved, torch.tensor(slots[moved:], dtype=torch.int64, device="cpu")
+        for pool in (*self._keys, *self._values):
+            heads = pool.rows[lane * self.num_kv_heads : (lane + 1) * self.num_kv_heads]
+            heads[:, begin : begin + len(wanted)] = heads.index_select(1, wanted)
 
     def release(self, lane: int) -> None:
         """Gives the whole lane back, and its memory to the system.

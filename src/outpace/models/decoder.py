@@ -2,7 +2,7 @@
 
 On a CPU a row's hidden states, logits and cache rows have the same bits in every pack: alone, in a verification
 block, in a prefill chunk, beside other requests. `probe.probe_rows` checks this on the loaded weights and sets
-`Decoder.row_path` to a slower way where it does not hold.
+`Decoder.row_path` to a slower way where it does not hold, and `Decoder.takes_trees` by what it found of trees.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Decoder:
         self.config = config
         self.precision = precision or Precision(kernels="native" if why_unavailable() is None else "torch")
         self.row_path = RowPath.BLOCKS
+        self.takes_trees = True
         self.hidden_size = config.hidden_size
         self.num_layers = config.num_layers
         self.vocab_size = min(vocab_size or config.vocab_size, config.vocab_size)
@@ -235,7 +236,7 @@ class Decoder:
         found: dict[int, list[torch.Tensor]] = {layer: [] for layer in aux if begin <= layer <= end}
         for segment in segments:
             for row in range(segment.begin, segment.end):
-                alone = (Segment(segment.lane, 0, 1, segment.first_slot + row - segment.begin),)
+                alone = (segment.part(row - segment.begin, row - segment.begin + 1, 0),)
                 own = {layer: hidden[:0] for layer in found}
                 one = slice(row, row + 1)
                 results.append(self._run(hidden[one], positions[one], alone, begin, end, cache, own, None))
@@ -256,9 +257,9 @@ def _without_kept(segments: Sequence[Segment], kept: list[int]) -> tuple[list[in
             raise ValueError(f"kept rows {kept} are not the first of segment [{segment.begin}, {segment.end})")
         done += count
         if count < len(segment):
-            begin, left = len(rows), len(segment) - count
+            begin = len(rows)
             rows.extend(range(segment.begin + count, segment.end))
-            rest.append(Segment(segment.lane, begin, begin + left, segment.first_slot + count))
+            rest.append(segment.part(count, len(segment), begin))
     if done != len(kept):
         raise ValueError(f"kept rows {kept} are not ascending rows of this pack")
     return rows, tuple(rest)

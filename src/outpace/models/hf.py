@@ -26,7 +26,7 @@ from outpace.models.hf_session import BorrowedModel
 from outpace.models.memory import RESERVE_BYTES, available_bytes
 from outpace.models.native.library import why_unavailable
 from outpace.models.precision import Precision
-from outpace.types import ForwardResult, Pack, Segment
+from outpace.types import ForwardResult, Pack
 
 __all__ = ["TransformersModel"]
 
@@ -45,7 +45,7 @@ class TransformersModel:
     without memory or kernels for them, products go one row at a time. The copies follow changes of the weights in place
     that torch counts (an optimizer's step); `refresh` finds those behind its back (`weight.data`) too.
 
-    Call `hf_bits.probe_rows` before promising anything about bits: it sets `row_path`.
+    Call `hf_bits.probe_rows` before promising anything about bits: it sets `row_path` and `takes_trees`.
 
     Args:
         model: the model, on the CPU; not for use by another thread during a pass.
@@ -72,6 +72,7 @@ class TransformersModel:
         refuse_by_config(model)
         precision = precision or Precision(kernels="native" if why_unavailable() is None else "torch")
         self.row_path = RowPath.BLOCKS
+        self.takes_trees = True
         self.precision = precision
         self.kind: str = model.config.model_type
         self.hidden_size: int = model.config.hidden_size
@@ -190,7 +191,7 @@ class TransformersModel:
                 alone = Pack(
                     ids=pack.ids[row : row + 1],
                     positions=pack.positions[row : row + 1],
-                    segments=(Segment(segment.lane, 0, 1, segment.first_slot + row - segment.begin),),
+                    segments=(segment.part(row - segment.begin, row - segment.begin + 1, 0),),
                     logits_rows=torch.arange(int(row in wanted), dtype=torch.int64, device="cpu"),
                 )
                 found.append(self.forward(alone, cache).logits)

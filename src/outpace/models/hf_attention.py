@@ -228,21 +228,27 @@ def _attend_rows(
     group = rule.heads // rule.kv_heads
     extra = None if sinks is None else sinks.detach().float().view(rule.kv_heads, group, 1)
     for segment in segments:
-        if segment.length > cache.reserved(segment.lane):
-            raise ValueError(f"{segment} ends beyond the {cache.reserved(segment.lane)} reserved rows of its lane")
+        cache.require(segment)
+        own = slice(segment.first_slot, segment.length)
         for pool, rows in ((keys, key), (values, value)):
-            pool[segment.lane, :, segment.first_slot : segment.length] = rows[segment.begin : segment.end].transpose(
-                0, 1
-            )
-        for row in range(segment.begin, segment.end):
-            end = segment.first_slot + row - segment.begin + 1
-            seen = slice(0 if rule.window is None else max(0, end - rule.window), end)
-            scores = torch.bmm(
-                query[row].reshape(rule.kv_heads, group, -1), keys[segment.lane, :, seen].transpose(1, 2)
-            )
+            pool[segment.lane, :, own] = rows[segment.begin : segment.end].transpose(0, 1)
+        for index in range(len(segment)):
+            row, seen = segment.begin + index, _seen_slots(segment, index, rule.window)
+            lane_keys, lane_values = (pool[segment.lane, :, seen] for pool in (keys, values))
+            scores = torch.bmm(query[row].reshape(rule.kv_heads, group, -1), lane_keys.transpose(1, 2))
             weights = _weights(scores, rule.softcap, extra)
-            result[row] = torch.bmm(weights, values[segment.lane, :, seen]).view(rule.heads, -1)
+            result[row] = torch.bmm(weights, lane_values).view(rule.heads, -1)
     return result.view(len(query), -1)
+
+
+def _seen_slots(segment: Segment, index: int, window: int | None) -> slice | list[int]:
+    """Slots that row `index` of a segment sees, in the order of their positions."""
+    branch = index - segment.num_straight
+    if branch < 0:
+        end = segment.first_slot + index + 1
+        return slice(0 if window is None else max(0, end - window), end)
+    seen = [*range(segment.fork), *segment.paths[branch]]
+    return seen if window is None else seen[-window:]
 
 
 def _weights(scores: torch.Tensor, softcap: float | None, sinks: torch.Tensor | None) -> torch.Tensor:

@@ -17,7 +17,8 @@ __all__ = ["probe_rows", "same_bits"]
 
 
 def probe_rows(model: TransformersModel, progress: probe.Progress | None = None) -> probe.ProbeReport:
-    """Compares rows computed one at a time with the same rows in blocks, and sets `model.row_path`.
+    """Compares rows computed one at a time with the same rows in blocks, and sets `model.row_path` and
+    `model.takes_trees`.
 
     See `models.probe.probe_rows`. Compared are logits and the first layer's keys and values; what goes wrong in a later
     layer shows in the logits.
@@ -45,6 +46,14 @@ class _OneLayer:
     @row_path.setter
     def row_path(self, path: RowPath) -> None:
         self._model.row_path = path
+
+    @property
+    def takes_trees(self) -> bool:
+        return self._model.takes_trees
+
+    @takes_trees.setter
+    def takes_trees(self, whether: bool) -> None:
+        self._model.takes_trees = whether
 
     def new_cache(self, num_lanes: int, capacity: int, max_rows: int) -> KvCache:
         return self._model.new_cache(num_lanes, capacity, max_rows)

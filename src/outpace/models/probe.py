@@ -51,6 +51,7 @@ _ARRANGEMENTS: tuple[tuple[_Step, ...], ...] = (
         ((0, _ALONE_FROM + 10, _LONG),),
     ),
 )
+_TREE_DEPTH = (_LONG - _ALONE_FROM) // 2  # a tree of right and wrong tokens fills the slots from there on
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class ProbeReport:
         threads: threads in use.
         seconds: time taken.
         digest: of the numbers of all rows computed one at a time: another number of threads must give the same.
+        trees: rows of a tree have the bits of their path on that path of rows.
     """
 
     row_path: RowPath
@@ -75,9 +77,13 @@ class ProbeReport:
     threads: int
     seconds: float
     digest: bytes
+    trees: bool = True
 
     def describe(self) -> str:
-        """One or two sentences for people."""
+        """One to three sentences for people."""
+        return self._rows() + ("" if self.trees else "; of a draft with branches one chain is verified")
+
+    def _rows(self) -> str:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         if self.row_path is RowPath.BLOCKS:
             return f"rows have the same bits in every pack ({self.compared} compared, {threads})"
@@ -90,7 +96,8 @@ class ProbeReport:
 def probe_rows(decoder: Decoder, progress: Progress | None = None) -> ProbeReport:
     """Compares rows computed one at a time with the same rows in blocks, and sets `decoder.row_path`.
 
-    Takes the fastest path that passes; if none does, the slowest. Logs a warning unless the fastest passes.
+    Takes the fastest path that passes; if none does, the slowest. Logs a warning unless the fastest passes. On that
+    path it looks at rows of a tree too, and sets `decoder.takes_trees`.
 
     Args:
         decoder: the model.
@@ -104,9 +111,10 @@ def probe_rows(decoder: Decoder, progress: Progress | None = None) -> ProbeRepor
     compared, digest = 0, b""
     for path in RowPath:
         decoder.row_path = path
-        changed[path], compared, digest = _count_changed(decoder, progress or _no_progress)
+        changed[path], compared, digest, trees = _count_changed(decoder, progress or _no_progress)
         if not changed[path]:
             break
+    decoder.takes_trees = trees
     report = ProbeReport(
         row_path=decoder.row_path,
         passed=not changed[decoder.row_path],
@@ -115,6 +123,7 @@ def probe_rows(decoder: Decoder, progress: Progress | None = None) -> ProbeRepor
         threads=torch.get_num_threads(),
         seconds=time.perf_counter() - start,
         digest=digest,
+        trees=trees,
     )
     if report.row_path is not RowPath.BLOCKS:
         _LOG.warning("%s", report.describe())
@@ -124,22 +133,22 @@ def probe_rows(decoder: Decoder, progress: Progress | None = None) -> ProbeRepor
 @torch.inference_mode()
 def same_bits(decoder: Decoder, report: ProbeReport) -> bool:
     """Whether the threads in use now give rows the bits they had in the report, in every pack."""
-    changed, _, digest = _count_changed(decoder, _no_progress)
-    return not changed and digest == report.digest
+    changed, _, digest, trees = _count_changed(decoder, _no_progress)
+    return not changed and digest == report.digest and (trees or not report.trees)
 
 
 def _no_progress(done: int, total: int) -> None:
     """Takes progress nobody wants to see."""
 
 
-def _count_changed(decoder: Decoder, progress: Progress) -> tuple[int, int, bytes]:
-    """(rows that came out different, rows compared, digest of the rows computed one at a time)."""
+def _count_changed(decoder: Decoder, progress: Progress) -> tuple[int, int, bytes, bool]:
+    """(rows that came out different, rows compared, digest of the rows computed one at a time, trees are right)."""
     generator = torch.Generator().manual_seed(0)
     ids = [
         torch.randint(decoder.vocab_size, (count,), generator=generator, dtype=torch.int64, device="cpu")
         for count in (_LONG, _SHORT)
     ]
-    total, computed = len(_ONE_BY_ONE) + sum(map(len, _ARRANGEMENTS)), itertools.count(1)
+    total, computed = len(_ONE_BY_ONE) + sum(map(len, _ARRANGEMENTS)) + 1, itertools.count(1)
 
     def step_done() -> None:
         progress(next(computed), total)
@@ -156,7 +165,10 @@ def _count_changed(decoder: Decoder, progress: Progress) -> tuple[int, int, byte
         block = _compute(decoder, ids, arrangement, step_done)
         changed += sum(not torch.equal(one, other) for one, other in zip(alone, block, strict=True))
     digest = hashlib.blake2b(b"".join(row.numpy().tobytes() for row in alone)).digest()
-    return changed, len(alone) * len(_ARRANGEMENTS), digest
+    tree = _compute_tree(decoder, ids[0])
+    step_done()
+    trees = all(torch.equal(one, other) for one, other in zip(alone, tree, strict=False))
+    return changed, len(alone) * len(_ARRANGEMENTS), digest, trees
 
 
 def _compute(
@@ -178,6 +190,28 @@ def _compute(
         found.update(zip((keys[row] for row in wanted), rows, strict=True))
         step_done()
     return [torch.cat((found[lane, slot], *_cache_rows(cache, layers, lane, slot))) for lane, slot in sorted(found)]
+
+
+def _compute_tree(decoder: Decoder, ids: torch.Tensor) -> list[torch.Tensor]:
+    """The first compared rows of lane 0 again, as the right nodes of a tree with a wrong one before each of them."""
+    cache = decoder.new_cache(1, _LONG, _LONG)
+    lane = cache.allocate()
+    if lane is None or not cache.reserve(lane, _LONG):
+        raise AssertionError("the probe's own cache is too small")
+    layers = sorted({0, decoder.num_layers - 1})
+    _run_step(decoder, cache, [ids], layers, ((lane, 0, _ALONE_FROM),))
+    right = [_ALONE_FROM + 2 * depth + 1 for depth in range(_TREE_DEPTH)]
+    paths = [(*right[:depth], slot) for depth in range(_TREE_DEPTH) for slot in (right[depth] - 1, right[depth])]
+    depths = torch.arange(_TREE_DEPTH, dtype=torch.int64, device="cpu").repeat_interleave(2)
+    tokens = ids[_ALONE_FROM + depths]
+    tokens[::2] = (tokens[::2] + 1) % decoder.vocab_size
+    segment = Segment(lane, 0, len(paths), _ALONE_FROM, _ALONE_FROM, tuple(paths))
+    hidden = decoder.embed(tokens)
+    for layer in layers:
+        hidden = decoder.run_layers(hidden, _ALONE_FROM + depths, (segment,), layer, layer + 1, cache)
+    states = hidden[1::2]
+    rows = torch.cat((states, decoder.logits(states)), -1)
+    return [torch.cat((row, *_cache_rows(cache, layers, lane, slot))) for row, slot in zip(rows, right, strict=True)]
 
 
 def _run_step(

@@ -12,7 +12,7 @@ import torch
 
 from outpace.types import Draft, Resume
 
-__all__ = ["clean_draft", "principal_chain"]
+__all__ = ["clean_draft", "principal_chain", "subtree"]
 
 _UNKNOWN = "unknown"
 
@@ -70,15 +70,21 @@ def principal_chain(draft: Draft) -> Draft:
     for node, parent in enumerate(draft.parents):
         if parent == (chain[-1] if chain else -1):
             chain.append(node)
-    if len(chain) == len(draft):
+    return subtree(draft, chain)
+
+
+def subtree(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """These nodes of a clean draft, ascending, the parent of each among them."""
+    if len(nodes) == len(draft):
         return draft
+    place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
     return Draft(
-        ids=tuple(draft.ids[node] for node in chain),
-        parents=tuple(range(-1, len(chain) - 1)),
-        sources=tuple(draft.sources[node] for node in chain),
-        probabilities=_rows_of(draft.probabilities, chain, len(draft)),
-        confidence=_confidence_of(draft.confidence, chain, len(draft)),
-        resume=_resume_of(draft.resume, chain),
+        ids=tuple(draft.ids[node] for node in nodes),
+        parents=tuple(place[draft.parents[node]] for node in nodes),
+        sources=tuple(draft.sources[node] for node in nodes),
+        probabilities=_rows_of(draft.probabilities, nodes, len(draft)),
+        confidence=_confidence_of(draft.confidence, nodes, len(draft)),
+        resume=_resume_of(draft.resume, nodes),
     )
 
 

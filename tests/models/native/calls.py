@@ -15,8 +15,9 @@ from outpace.models.native.structures import (
     LayerStruct,
     MatrixStruct,
     RunStruct,
-    SegmentStruct,
     ShapeStruct,
+    path_lines,
+    segment_struct,
 )
 from outpace.types import Segment
 
@@ -113,7 +114,8 @@ def attend(
     )
     each = each or library().attention_rows(ctypes.byref(run))
     for segment in segments:
-        place = SegmentStruct(segment.lane, segment.begin, segment.end, segment.first_slot)
+        lines = path_lines(segment)
+        place = segment_struct(segment, lines)
         for begin in range(segment.begin, segment.end, each):
             for head in range(kv_heads):
                 end = min(begin + each, segment.end)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from outpace.types import Segment
 from tests.models.native.calls import attend
+from tests.trees import chain_of, random_parents, tree_segment
 
 LENGTH = 304
 KV_HEADS = 2
@@ -148,3 +152,28 @@ def test_scores_far_apart() -> None:
     assert (case.rows(0, LENGTH) - case.exact()).abs().max() < 1e-3
     case.query *= 0
     assert (case.rows(0, LENGTH) - case.exact()).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("window", [None, 1, 9, 65])
+@pytest.mark.parametrize(("dim", "group"), [(8, 6), (12, 1), (16, 9), (64, 3), (80, 1), (128, 6)])
+def test_a_tree_is_its_paths(dim: int, group: int, window: int | None) -> None:
+    """Nodes of random trees at every edge, against each path computed as the chain it is."""
+    case, source = Case(dim, group, window), random.Random(dim)
+    for edge in EDGES:
+        fork = edge - source.randint(0, 6)
+        parents = random_parents(source, source.choice([1, 3, 9, 20]))
+        found = attend_tree(case, fork, parents, each=source.choice([None, 1, 5]))
+        for node in range(len(parents)):
+            slots = [*range(fork), *(fork + each for each in chain_of(parents, node))]
+            keys, values = (torch.cat((pool[:, :, slots], pool[:, :, :24]), 2) for pool in (case.keys, case.values))
+            keys, values = (pool[:, :, : pool.shape[2] // 8 * 8] for pool in (keys, values))
+            alone = attend(case.query[slots[-1:]], keys, values, [Segment(1, 0, 1, len(slots) - 1)], window)
+            assert torch.equal(found[node], alone[0]), (fork, parents, node)
+
+
+def attend_tree(case: Case, fork: int, parents: Sequence[int], each: int | None = None) -> torch.Tensor:
+    query = case.query[fork : fork + len(parents)]
+    keys, values = case.keys.clone(), case.values.clone()
+    for pool in (keys, values):
+        pool[1, :, fork + len(parents) :] = float("nan")
+    return attend(query, keys, values, [tree_segment(1, 0, fork, 0, parents)], case.window, each=each)

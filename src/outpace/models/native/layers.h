@@ -17,9 +17,14 @@ typedef struct {
     int32_t window; /* slots a row sees at most, itself included; 0 for all */
 } Layer;
 
-/* Rows [begin, end) of the pack belong to one request, in slots from first_slot on of its lane. */
+/* Rows [begin, end) of the pack belong to one request, in slots from first_slot on of its lane.
+ *
+ * Rows from `straight` on are nodes of a tree. Each sees slots [0, fork) and then the slots of its path, its own last.
+ * `paths` has a line of `stride` numbers for each: how many slots, then these in order. */
 typedef struct {
     int32_t lane, begin, end, first_slot;
+    int32_t straight, fork, stride;
+    const int32_t *paths;
 } Segment;
 
 typedef struct {

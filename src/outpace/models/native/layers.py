@@ -15,7 +15,14 @@ from outpace.models.config import DecoderConfig
 from outpace.models.native.library import library
 from outpace.models.native.matrix import PackedMatrices, Stored, bits_of, format_of
 from outpace.models.native.pointers import address_of
-from outpace.models.native.structures import LayerStruct, RunStruct, SegmentStruct, ShapeStruct
+from outpace.models.native.structures import (
+    LayerStruct,
+    RunStruct,
+    SegmentStruct,
+    ShapeStruct,
+    path_lines,
+    segment_struct,
+)
 from outpace.models.precision import Precision
 from outpace.models.weights import WeightSource
 from outpace.types import Segment
@@ -125,11 +132,9 @@ class NativeLayers:
         """
         pools = self._pools_of(cache)
         for segment in segments:
-            if segment.length > cache.reserved(segment.lane):
-                raise ValueError(f"{segment} ends beyond the {cache.reserved(segment.lane)} reserved rows of its lane")
-        places = (SegmentStruct * len(segments))(
-            *[SegmentStruct(s.lane, s.begin, s.end, s.first_slot) for s in segments]
-        )
+            cache.require(segment)
+        lines = [path_lines(segment) for segment in segments]  # alive as long as the structures that point to them
+        places = (SegmentStruct * len(segments))(*map(segment_struct, segments, lines))
         hidden = hidden.clone(memory_format=torch.contiguous_format)
         rope = rope.contiguous()
         rows = len(hidden)

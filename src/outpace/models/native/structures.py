@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int32, c_size_t, c_void_p
+from typing import TypeAlias
+
+from outpace.types import Segment
 
 __all__ = [
     "Format",
@@ -15,6 +18,8 @@ __all__ = [
     "SegmentStruct",
     "ShapeStruct",
     "Source",
+    "path_lines",
+    "segment_struct",
 ]
 
 
@@ -101,7 +106,40 @@ class LayerStruct(ctypes.Structure):
 
 
 class SegmentStruct(ctypes.Structure):
-    _fields_ = [("lane", c_int32), ("begin", c_int32), ("end", c_int32), ("first_slot", c_int32)]
+    _fields_ = [
+        ("lane", c_int32),
+        ("begin", c_int32),
+        ("end", c_int32),
+        ("first_slot", c_int32),
+        ("straight", c_int32),
+        ("fork", c_int32),
+        ("stride", c_int32),
+        ("paths", c_void_p),
+    ]
+
+
+Lines: TypeAlias = "ctypes.Array[ctypes.c_int32] | None"
+
+
+def path_lines(segment: Segment) -> Lines:
+    """A segment's paths, a line of the same length each: how many slots, then these. None if there are no paths."""
+    if not segment.paths:
+        return None
+    most = max(map(len, segment.paths))
+    numbers: list[int] = []
+    for path in segment.paths:
+        numbers += (len(path), *path, *([0] * (most - len(path))))
+    return (c_int32 * len(numbers))(*numbers)
+
+
+def segment_struct(segment: Segment, lines: Lines) -> SegmentStruct:
+    """A segment with its `path_lines`, which have to outlive it."""
+    place = SegmentStruct(segment.lane, segment.begin, segment.end, segment.first_slot)
+    place.straight = segment.begin + segment.num_straight
+    if lines is not None:
+        place.fork, place.stride = segment.fork, len(lines) // len(segment.paths)
+        place.paths = ctypes.addressof(lines)
+    return place
 
 
 class RunStruct(ctypes.Structure):
