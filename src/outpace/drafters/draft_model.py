@@ -24,8 +24,8 @@ from outpace.types import Ask, Draft, Observation, Pack, Segment
 
 __all__ = ["DraftModelDrafter"]
 
-_BREADTH = 4
-"""Most nodes of a tree computed in one pass: kernels unpack weights once for so many rows."""
+_BREADTH = 3
+"""Most nodes of a tree computed in one pass: so many rows cost the native kernels little more than one."""
 _ROWS_A_NODE = 2
 """Rows a tree may compute for every node that is kept in the end."""
 
