@@ -85,7 +85,7 @@ def test_impossible_layouts_are_refused() -> None:
 
 
 REQUESTS = st.lists(
-    st.tuples(st.integers(0, 12), st.integers(0, 3000), st.integers(0, 300)), max_size=8, unique_by=lambda item: item[0]
+    st.tuples(st.integers(0, 12), st.integers(0, 3000), st.integers(1, 300)), max_size=8, unique_by=lambda item: item[0]
 )
 
 
