@@ -184,8 +184,12 @@ def test_a_draft_that_was_drawn_is_never_cut() -> None:
 
 
 def test_what_a_drawn_token_is_does_not_change_what_is_decided_about_it() -> None:
-    controller = taught(0.5, computing=True)
+    controller = AdaptiveController(ControlSettings(relative_costs={"model": 0.15}))
+    seconds = table(NATIVE)
+    drafter = TrueDrafter(lambda request, position: 0.6, lambda many: 0.15 * seconds(many), 0.0002, informative=True)
+    Simulation(controller, {"model": drafter}, seconds, stalls=0.0).run([1], 200)
     low, high = (Offer(1, "model", 3, (sure,) * 3, fixed=True) for sure in (0.01, 0.99))
+    assert controller.calibrated(1, "model", 0, 0.01) < controller.calibrated(1, "model", 0, 0.99) - 0.3
     assert controller.knowledge.survival(low, 3) == controller.knowledge.survival(high, 3)
     others = [Offer(2, "model", 3)]
     assert controller.keep([low, *others], 0) == controller.keep([high, *others], 0)
