@@ -15,6 +15,8 @@ __all__ = ["make_controller"]
 
 _WORTH_KEEPING = 50
 """Fewest steps that say something."""
+_FORCED = 0.95
+"""Chance that a token of text that a grammar prescribes is kept: only how it is split into tokens can differ."""
 
 
 def make_controller(
@@ -30,7 +32,7 @@ def make_controller(
     """
     if control == "fixed":
         return FixedController(), _nothing
-    settings = ControlSettings(relative_costs=relative_costs)
+    settings = ControlSettings(relative_costs=relative_costs, first_guesses={"grammar": _FORCED})
     knowledge = Knowledge(settings)
     controller = AdaptiveController(settings, knowledge)
     if folder is None:
