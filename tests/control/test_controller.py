@@ -97,6 +97,18 @@ def test_nobody_computes_a_draft_while_somebody_waits_for_a_first_token() -> Non
         assert controller.allot([asked], [None], 100, 0) == [Allotment()]
 
 
+def test_nothing_is_tried_while_somebody_waits_for_a_first_token() -> None:
+    bad, offer = taught(0.02, steps=100), Offer(1, "free", 5)
+    for _ in range(60):
+        assert bad.allot([wish(1)], [offer], 100, 0) == [Allotment()]
+        bad.observe(StepFacts(2, 100, [1], [], [], 0.15))
+    assert max(bad.ceilings([wish(1)], 0)) == 1  # but it was due
+    good = taught(0.9)
+    good.observe(StepFacts(1, 40, [], [], [], 0.08))  # one thread: the costs of other rows are guesses
+    assert good.allot([wish(1)], [offer], 3, 0) == [Allotment(keep=5)]
+    assert good.allot([wish(1)], [offer], 3, 3) == [Allotment()]
+
+
 def test_a_new_drafter_is_asked_for_one_token_of_one_request() -> None:
     controller = AdaptiveController()
     controller.observe(StepFacts(2, 40, [], [], [], 0.1))
@@ -120,6 +132,15 @@ def test_catching_up_has_to_pay_within_what_is_left() -> None:
     assert controller.allot([cheap], [None], 0)[0].drafter == "model"
     assert controller.allot([dear], [None], 0)[0].drafter is None
     assert controller.allot([wish(3, free=None, behind=5000)], [None], 0)[0].drafter is None
+
+
+def test_a_long_text_is_worth_more_catching_up_than_one_that_has_just_begun() -> None:
+    controller = taught(0.8, computing=True)
+    behind = wish(5, free=None, behind=2500, remaining=1000)
+    assert controller.allot([behind], [None], 0)[0].drafter is None
+    for _ in range(400):
+        controller.observe(StepFacts(2, 0, [5], [], [], 0.01))
+    assert controller.allot([behind], [None], 0)[0].drafter == "model"
 
 
 def test_of_a_free_and_a_computing_drafter_the_better_one_is_taken() -> None:
@@ -163,8 +184,13 @@ def test_a_draft_that_was_drawn_is_never_cut() -> None:
 
 
 def test_what_a_drawn_token_is_does_not_change_what_is_decided_about_it() -> None:
-    controller = taught(0.5, computing=True)
+    controller = AdaptiveController(ControlSettings(relative_costs={"model": 0.15}))
+    seconds = table(NATIVE)
+    drafter = TrueDrafter(lambda request, position: 0.6, lambda many: 0.15 * seconds(many), 0.0002, informative=True)
+    Simulation(controller, {"model": drafter}, seconds, stalls=0.0).run([1], 200)
     low, high = (Offer(1, "model", 3, (sure,) * 3, fixed=True) for sure in (0.01, 0.99))
+    assert controller.calibrated(1, "model", 0, 0.01) < controller.calibrated(1, "model", 0, 0.99) - 0.3
+    assert controller.knowledge.survival(low, 3) == controller.knowledge.survival(high, 3)
     others = [Offer(2, "model", 3)]
     assert controller.keep([low, *others], 0) == controller.keep([high, *others], 0)
 

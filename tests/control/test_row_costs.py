@@ -153,3 +153,14 @@ def test_knots_are_what_the_tables_say() -> None:
     costs = RowCosts()
     costs.observe(1, 1.0)
     assert [costs.seconds(rows) for rows in KNOTS] == pytest.approx(list(costs.state().seconds))
+
+
+def test_what_was_learnt_on_another_day_is_a_guess() -> None:
+    known = RowCosts()
+    learn(known, {1: 0.01, 5: 0.03}, 100)
+    costs = RowCosts.recalled(known.state())
+    assert costs.table(1, 32) == pytest.approx(known.table(1, 32))
+    for _ in range(9):
+        costs.observe(1, 3 * known.seconds(1))
+    assert costs.seconds(1) == pytest.approx(3 * known.seconds(1), rel=0.2)
+    assert costs.doubt(5, 1) > 2 * known.doubt(5, 1)

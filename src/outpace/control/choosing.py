@@ -39,12 +39,13 @@ class Choice:
     """What is verified and who is asked.
 
     Args:
-        plan: of the drafts at hand, one count a wish.
+        plan: of the drafts at hand, one count a wish; those of members of a share are dropped.
         shares: by computing drafter, for whom it drafts.
         seconds: [1 + tokens] of the step by draft tokens.
         tokens: expected of the step.
         total: seconds expected of the step, drafting included.
         num_drafted: draft tokens in it.
+        survivals: of every wish, chances of the draft at hand.
         prospects: by drafter that is at hand and was not chosen at all.
     """
 
@@ -53,6 +54,7 @@ class Choice:
     tokens: float
     total: float
     num_drafted: int
+    survivals: list[list[float]]
     shares: dict[str, Share] = field(default_factory=dict)
     prospects: dict[str, Prospect] = field(default_factory=dict)
 
@@ -101,15 +103,15 @@ def choose(
     seconds = knowledge.step_seconds(around.rows, around.prompt_rows, most)
     plan = allocate(survivals, seconds, decoding=around.decoding, at_least=fixed, margin=margin)
     num_drafted = sum(plan.counts)
-    choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted)
+    choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted, survivals)
     if not num_drafted and plan.second_best is not None:
         count, kept, total = plan.second_best
         ratio = (around.decoding + kept) / total / plan.rate
         prospect = Prospect(count, kept, total - plan.seconds, 0.0, ratio)
         choice.prospects.update({offer.drafter: prospect for offer in offers if offer is not None and offer.num_tokens})
     if not around.prompt_rows:
-        free = [i for i, offer in enumerate(offers) if offer is None or not offer.fixed]
-        _add_computed(knowledge, choice, wishes, survivals, free, margin)
+        free = [i for i, wish in enumerate(wishes) if wish.computing and not fixed[i]]
+        _add_computed(knowledge, choice, wishes, free, margin)
     return choice
 
 
@@ -126,7 +128,6 @@ def _add_computed(
     knowledge: Knowledge,
     choice: Choice,
     wishes: Sequence[Wish],
-    survivals: Sequence[list[float]],
     open_to: list[int],
     margin: float,
 ) -> None:
@@ -135,7 +136,7 @@ def _add_computed(
     while names:
         found = []
         for name in sorted(names):
-            share = _share(knowledge, choice, name, wishes, survivals, open_to)
+            share = _share(knowledge, choice, name, wishes, open_to)
             if share is not None:
                 found.append((share.rate, name, share))
         if not found:
@@ -145,7 +146,7 @@ def _add_computed(
         if rate <= enough:
             for _, loser, promise in found:
                 choice.prospects[loser] = _prospect(choice, promise)
-            hopeful = _share(knowledge, choice, name, wishes, survivals, open_to, hopeful=True)
+            hopeful = _share(knowledge, choice, name, wishes, open_to, hopeful=True)
             if hopeful is None or hopeful.rate <= enough:
                 return
             share = hopeful
@@ -155,7 +156,6 @@ def _add_computed(
         choice.tokens, choice.total = share.tokens, share.seconds
         for index in share.members:
             choice.num_drafted += min(share.num_tokens, wishes[index].most) - choice.plan.counts[index]
-            choice.plan.counts[index] = 0
             open_to.remove(index)
 
 
@@ -183,7 +183,6 @@ def _share(
     choice: Choice,
     name: str,
     wishes: Sequence[Wish],
-    survivals: Sequence[list[float]],
     open_to: Sequence[int],
     *,
     hopeful: bool = False,
@@ -195,7 +194,6 @@ def _share(
         choice: so far.
         name: of the drafter.
         wishes: all.
-        survivals: of the drafts at hand.
         open_to: indices of the wishes it may draft for.
         hopeful: one token each, at a chance a little above the likely one, and only where it is up to date: giving up
             has a price too, since it has to catch up before it can be tried again.
@@ -213,7 +211,7 @@ def _share(
                 survival = [UNTRIED**position for position in range(1, 1 + wish.most)]
             count = choice.plan.counts[index]
             price = catch_up_price(knowledge, name, wish, 1.0 + sum(survival))
-            candidates.append(Candidate(index, survival, (count, sum(survivals[index][:count])), price))
+            candidates.append(Candidate(index, survival, (count, sum(choice.survivals[index][:count])), price))
     if not candidates:
         return None
     unit = knowledge.target.now.seconds(1)

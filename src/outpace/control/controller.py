@@ -44,7 +44,6 @@ class AdaptiveController:
 
     def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:
         """Most draft tokens that can pay, by the best chance there is hope for."""
-        self._step = StepPlan()
         around = _around(wishes, other_rows, other_decoding)
         table = self.knowledge.step_seconds(
             around.rows, around.prompt_rows, max((wish.most for wish in wishes), default=0)
@@ -93,7 +92,7 @@ class AdaptiveController:
         allotments = self._allotments(choice, wishes, step)
         if not around.prompt_rows:
             self._trying.probe(choice, wishes, offers, allotments, step)
-        step.foresee(self.knowledge, choice, wishes, offers, allotments)
+        step.foresee(choice, wishes, allotments)
         return allotments
 
     def _plain_is_due(self, choice: Choice, around: Surroundings) -> bool:

@@ -62,8 +62,11 @@ class Learning:
         self._budget.earn(facts.seconds + calls, target.now.seconds(decoding))
         for request_id in facts.decoding:
             self._knowledge.requests[request_id].num_tokens += 1
-        accepted = self._learn_drafts(facts, step)
-        self._account(facts, step, accepted, calls)
+        if facts.drafts or facts.calls:
+            accepted = self._learn_drafts(facts, step)
+            self._account(facts, step, accepted, calls)
+        elif step.probes:
+            self._empty_probes(facts, step)
 
     def _learn_drafts(self, facts: StepFacts, step: StepPlan) -> int:
         """Returns the draft tokens that were kept."""
@@ -76,8 +79,7 @@ class Learning:
             name, request_id = offer.drafter, offer.request_id
             if request_id not in step.expected:
                 step.expected[request_id] = sum(knowledge.survival(offer, offer.num_tokens))
-            confidence = None if offer.fixed else offer.confidence
-            outcome = (offer.num_tokens, accepted, confidence, knowledge.own(request_id, name))
+            outcome = (offer.num_tokens, accepted, offer.confidence, knowledge.own(request_id, name))
             outcomes.setdefault(name, []).append(outcome)
             knowledge.requests[request_id].num_tokens += accepted
             tally = self.tally(name)
@@ -106,20 +108,20 @@ class Learning:
 
     def _account(self, facts: StepFacts, step: StepPlan, accepted: int, calls: float) -> None:
         """What drafts added to the step."""
-        if not facts.drafts and not facts.calls:
-            return
         now, decoding = self._knowledge.target.now, len(facts.decoding)
-        tokens = sum(seen.offer.num_tokens for seen in facts.drafts)
-        # Of the seconds that really passed, so that a stall or a busy core is not taken for the price of a draft.
-        plain = facts.seconds * now.seconds(facts.rows - tokens) / now.seconds(facts.rows)
-        if not facts.prefill_rows and not step.probes:
-            one = now.seconds(decoding)  # not the seconds that really passed: a stall is no draft's fault
-            took = now.seconds(facts.rows) + min(calls, _WORST_CALL * step.drafting)
-            self._budget.lose(took - one * (1.0 + accepted / decoding), one)
-        promised = sum(step.expected.values()) if facts.drafts else 0.0
         shares: dict[str, int] = {}
         for seen in facts.drafts:
             shares[seen.offer.drafter] = shares.get(seen.offer.drafter, 0) + seen.offer.num_tokens
+        tokens = sum(shares.values())
+        rows = facts.prefill_rows + decoding + tokens
+        drafted = now.seconds(rows)
+        # Of the seconds that really passed, so that a stall or a busy core is not taken for the price of a draft.
+        plain = facts.seconds * now.seconds(rows - tokens) / drafted
+        if not facts.prefill_rows and not step.probes:
+            one = now.seconds(decoding)  # not the seconds that really passed: a stall is no draft's fault
+            took = drafted + min(calls, _WORST_CALL * step.drafting)
+            self._budget.lose(took - one * (1.0 + accepted / decoding), one)
+        promised = sum(step.expected.values())
         for name, count in shares.items():
             tally = self.tally(name)
             tally.verifying += (facts.seconds - plain) * count / max(1, tokens)

@@ -31,6 +31,7 @@ NOISE = 0.1
 _SCALE_DRIFT = 0.03  # of the scale from pass to pass, relative
 _SHAPE_DOUBT = 0.25  # of the prior shape, relative, for every factor of e in rows
 _SHAPE_DRIFT = 2e-4  # of that doubt comes back with every pass
+_DRIFT_EVERY = 8  # passes at a time
 _UNKNOWN_SCALE = 10.0  # standard deviation of the logarithm
 _RECALLED_DOUBT, _RECALLED_SHAPE_DOUBT = 0.3, 0.25  # of what was learnt another day; the second over a fresh one's
 _WIDEST = 2.5  # standard deviations; a residual beyond counts as this many if the one before was beyond too
@@ -78,8 +79,7 @@ class RowCosts:
         self._prior[1:, 1:] = _SHAPE_DOUBT**2 * np.minimum.outer(_LOG_ROWS, _LOG_ROWS)
         self._covariance = self._prior.copy()
         self._covariance[0, 0] = (_UNKNOWN_SCALE if seconds is None else doubt) ** 2
-        self._regain = self._prior * _SHAPE_DRIFT
-        self._regain[0, 0] = _SCALE_DRIFT**2
+        self._regain = self._prior * (_DRIFT_EVERY * _SHAPE_DRIFT)
         self._knots: list[float] | None = None
         self._far_off = 0.0
         self._changing = False
@@ -135,8 +135,10 @@ class RowCosts:
         if not 0.0 < seconds < math.inf:
             return
         covariance = self._covariance
-        covariance *= 1.0 - _SHAPE_DRIFT
-        covariance += self._regain
+        covariance[0, 0] += _SCALE_DRIFT**2
+        if self.num_passes % _DRIFT_EVERY == 0:
+            covariance *= 1.0 - _DRIFT_EVERY * _SHAPE_DRIFT
+            covariance += self._regain
         low, weight = _position(rows)
         along = covariance[0] + covariance[low]
         if weight:
@@ -199,12 +201,16 @@ class RowCosts:
         if self._knots is None:
             raw = self._state[1:] + self._log_shape
             raw += self._state[0]
-            np.exp(raw, out=raw)
-            up = np.maximum.accumulate(raw)
-            down = np.minimum.accumulate(raw[::-1])[::-1]
-            knots: list[float] = (0.5 * (up + down)).tolist()
-            self._knots = knots
+            knots: list[float] = np.exp(raw).tolist()
+            self._knots = knots if knots == sorted(knots) else _evened(np.array(knots))
         return self._knots
+
+
+def _evened(raw: NDArray[np.float64]) -> list[float]:
+    up = np.maximum.accumulate(raw)
+    down = np.minimum.accumulate(raw[::-1])[::-1]
+    result: list[float] = (0.5 * (up + down)).tolist()
+    return result
 
 
 def _log_shape(shape: Sequence[tuple[float, float]]) -> NDArray[np.float64]:

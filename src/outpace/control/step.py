@@ -23,6 +23,8 @@ class StepPlan:
         expected: by request, the draft tokens that are expected to be kept.
     """
 
+    __slots__ = ("asked", "drafting", "expected", "probes", "whole")
+
     def __init__(self) -> None:
         self.asked: dict[int, Allotment] = {}
         self.probes: set[int] = set()
@@ -32,18 +34,16 @@ class StepPlan:
 
     def foresee(
         self,
-        knowledge: Knowledge,
         choice: Choice,
         wishes: Sequence[Wish],
-        offers: Sequence[Offer | None],
         allotments: Sequence[Allotment],
     ) -> None:
         """Notes who was asked, and what the drafts at hand promise."""
-        for wish, offer, allotment in zip(wishes, offers, allotments, strict=True):
+        for wish, survival, allotment in zip(wishes, choice.survivals, allotments, strict=True):
             if allotment.drafter is not None:
                 self.asked[wish.request_id] = allotment
-            elif allotment.keep and offer is not None:
-                self.expected[wish.request_id] = sum(knowledge.survival(offer, allotment.keep))
+            elif allotment.keep:
+                self.expected[wish.request_id] = sum(survival[: allotment.keep])
 
     def keep(self, knowledge: Knowledge, around: Surroundings, offers: Sequence[Offer]) -> list[int]:
         """How many tokens of every draft are worth verifying."""
