@@ -248,7 +248,7 @@ def run(args: argparse.Namespace, label: str, drafters: Sequence[Drafter]) -> li
     rows: list[Row] = []
     for setup in setups:
         options |= {"max_num_batched_tokens": setup.chunk, "cache_tokens": setup.cache_tokens}
-        llm = LLM(args.model, words, max_num_seqs=max(args.batches), **options)
+        llm = LLM(args.model, words, max_num_seqs=max(args.batches), speculative_control="fixed", **options)
         settings.append(llm.describe())
         for case in setup.cases:
             rows.append(run_case(llm, label, setup, case, plain))
