@@ -175,7 +175,9 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
     headers = error.headers or {}
     where = f"{request.method} {request.url.path!r}"
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = headers.get("Allow") or headers.get("allow") or "another method"
+        # The framework joins a set: sorted here, the same request has the same answer in every process.
+        allowed = ", ".join(sorted(headers.get("Allow", "").split(", "))) or "another method"
+        headers = {**headers, "Allow": allowed} if "Allow" in headers else headers
         return ApiError(405, f"{where} is not possible: use {allowed}", code="method_not_allowed", headers=headers)
     if error.status_code == HTTPStatus.NOT_FOUND:
         path = request.url.path.rstrip("/")
