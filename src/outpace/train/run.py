@@ -25,7 +25,7 @@ from outpace.train.data.prepare import DataPlan, Tools, prepare_data
 from outpace.train.data.shards import TrainingData, read_data
 from outpace.train.identity import Identity
 from outpace.train.kinds.base import Kind, Material
-from outpace.train.kinds.early_exit import EarlyExit
+from outpace.train.kinds.early_exit import EarlyExit, check_layers
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 from outpace.train.states import StoredStates, stored_bytes
 from outpace.train.target import StateSource, Target
@@ -128,6 +128,7 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     identity = Identity.of(source.files, shape)
     vocab_size = min(shape.vocab_size, source.files.tokenizer.vocab_size)
     material = Material(source.files, shape, vocab_size, plan.train.loss, plan.train.chain)
+    _check_options(plan, shape)
     make_folder(plan.folder)
     data = _data(plan, source, identity, notify, progress)
     kind = _make_kind(plan, material, data)
@@ -227,6 +228,11 @@ def _states(
     stored = StoredStates(plan.folder / "states", split, kind, target, identity)
     stored.make(windows, lambda done, total: progress(f"states of the {split} windows", done, total))
     return stored
+
+
+def _check_options(plan: Plan, shape: DecoderConfig) -> None:
+    """Refuses what is not possible with this model, before data is made, which takes long."""
+    check_layers(shape, plan.options.get("exit_layers") or [_default_exit(shape)], plan.options.get("init_layer"))
 
 
 def _make_kind(plan: Plan, material: Material, data: TrainingData) -> Kind:

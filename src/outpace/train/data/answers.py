@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from outpace.errors import BadInput, OutpaceError
@@ -31,7 +31,9 @@ def answer_prompts(
     target: str,
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """(prompt ids, answer ids) of every conversation; what the file knows is not asked again.
+    """(prompt ids, answer ids) of the conversations; what the file knows is not asked again.
+
+    A prompt that fills the model's whole context has no answer and is left out.
 
     Args:
         llm: makes the target with its engine, when first needed.
@@ -54,7 +56,8 @@ def answer_prompts(
     for begin in range(0, len(missing), settings.batch):
         assert model is not None
         part = missing[begin : begin + settings.batch]
-        for number, answer in zip(part, _answers(model, [conversations[n] for n in part], settings), strict=True):
+        answers = _answers(model, {number: conversations[number] for number in part}, settings)
+        for number, answer in answers.items():
             known[keys[number]] = answer
             _append(path, keys[number], answer)
         progress(len(keys) - len(missing) + begin + len(part), len(keys))
@@ -89,23 +92,22 @@ def read_answers(path: Path) -> dict[str, tuple[list[int], list[int]]]:
 
 
 def _answers(
-    model: LLM, conversations: Sequence[Conversation], settings: DataSettings
-) -> list[tuple[list[int], list[int]]]:
-    if not model.has_chat_template:
-        raise BadInput(
-            f"{model.tokenizer.label} has no chat template, so it answers no prompts: train on plain text (--text)"
-        )
+    model: LLM, conversations: Mapping[int, Conversation], settings: DataSettings
+) -> dict[int, tuple[list[int], list[int]]]:
     limit = model.describe()["engine"]["max_model_len"]
-    prompts, params = [], []
-    for conversation in conversations:
+    prompts: dict[int, list[int]] = {}
+    params = []
+    for number, conversation in conversations.items():
         ids = model.encode_chat([dict(message) for message in conversation])
-        room = settings.max_tokens if limit is None else min(settings.max_tokens, limit - len(ids))
-        if room < 1:
-            raise BadInput(f"a prompt of {len(ids)} tokens leaves no room for an answer: the model takes {limit}")
-        prompts.append(ids)
-        params.append(SamplingParams(temperature=settings.temperature, max_tokens=room, seed=settings.seed))
-    outputs = model.generate(prompts, params)
-    return [(ids, list(output.outputs[0].token_ids)) for ids, output in zip(prompts, outputs, strict=True)]
+        room = min(settings.max_tokens, limit - len(ids))
+        if room >= 1:
+            prompts[number] = ids
+            params.append(SamplingParams(temperature=settings.temperature, max_tokens=room, seed=settings.seed))
+    outputs = model.generate(list(prompts.values()), params)
+    return {
+        number: (ids, list(output.outputs[0].token_ids))
+        for (number, ids), output in zip(prompts.items(), outputs, strict=True)
+    }
 
 
 def _key(conversation: Conversation, settings: DataSettings, target: str) -> str:

@@ -95,10 +95,12 @@ def read_data(folder: Path, target: Identity) -> TrainingData:
 
 
 def _with_some_held_out(train: Windows, valid: Windows) -> tuple[Windows, Windows]:
-    """Few long texts may leave nothing to measure on: then the last window is held out."""
-    if len(valid) or len(train) < 2:
+    """Few long texts may all fall on one side: then its last window is held out, and the rest is to train on."""
+    if len(valid) and len(train):
         return train, valid
-    return train[: len(train) - 1], train[len(train) - 1 :]
+    all_of_it = train if len(train) else valid
+    most = max(0, len(all_of_it) - 1)
+    return all_of_it[:most], all_of_it[most:]
 
 
 def _write_split(folder: Path, name: str, windows: Windows) -> dict[str, Any]:

@@ -27,7 +27,11 @@ from outpace.train.target import Batch
 from outpace.train.teacher import WholeTeacher
 from outpace.train.writing import make_folder, write_bytes, write_json
 
-__all__ = ["EarlyExit", "ExitBlock"]
+__all__ = ["EarlyExit", "ExitBlock", "check_layers"]
+
+
+_LOUDNESS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12)
+"""Factors of the final norm's weight that are tried."""
 
 
 class ExitBlock(nn.Module):
@@ -46,6 +50,18 @@ class ExitBlock(nn.Module):
         return result
 
 
+def check_layers(shape: DecoderConfig, exits: Sequence[int], init_layer: int | None) -> None:
+    """Refuses layers that there are not; see `EarlyExit`."""
+    most = shape.num_layers - 1
+    for layer in exits:
+        if not 1 <= layer <= most:
+            raise InvalidParameter(f"exit layer {layer} is not possible: it must be in 1 to {most}")
+    if not exits or len(set(exits)) != len(exits):
+        raise InvalidParameter(f"exit layers {list(exits)} are not possible: name each once, and at least one")
+    if init_layer is not None and not 0 <= init_layer <= most:
+        raise InvalidParameter(f"init_layer={init_layer} is not possible: it must be in 0 to {most}")
+
+
 class EarlyExit:
     """`Kind` of adapters at one exit or several.
 
@@ -59,16 +75,9 @@ class EarlyExit:
     """
 
     def __init__(self, material: Material, exits: Sequence[int], init_layer: int | None = None) -> None:
-        most = material.shape.num_layers - 1
-        for layer in exits:
-            if not 1 <= layer <= most:
-                raise InvalidParameter(f"exit layer {layer} is not possible: it must be in 1 to {most}")
-        if not exits or len(set(exits)) != len(exits):
-            raise InvalidParameter(f"exit layers {list(exits)} are not possible: name each once, and at least one")
-        init = most if init_layer is None else init_layer
-        if not 0 <= init <= most:
-            raise InvalidParameter(f"init_layer={init} is not possible: it must be in 0 to {most}")
-        self._material, self._exits, self._init = material, tuple(exits), init
+        check_layers(material.shape, exits, init_layer)
+        self._material, self._exits = material, tuple(exits)
+        self._init = material.shape.num_layers - 1 if init_layer is None else init_layer
         self._rotary = Rotary(material.shape.rope, material.shape.head_dim)
         self._head = head_weight(material)
         self._blocks = {layer: self._new_block() for layer in exits}
@@ -84,6 +93,21 @@ class EarlyExit:
 
     def describe(self) -> Mapping[str, Any]:
         return {"kind": "early-exit", "exits": list(self._exits), "init_layer": self._init}
+
+    @torch.no_grad()
+    def settle(self, batch: Batch) -> None:
+        """Chooses how loud the norms speak.
+
+        A layer that was made for other states says wrong things with great confidence under the model's own norm, and
+        the first hundred steps would go into turning it down.
+        """
+        rows = batch.windows.counted.flatten().nonzero().squeeze(1)
+        teacher = WholeTeacher(batch, rows, shared=True)
+        for layer, out in self._run(batch, rows).items():
+            losses = {
+                scale: float(head_loss("kl", out * scale, self._head, teacher).loss) for scale in _LOUDNESS if len(rows)
+            }
+            self._blocks[layer].norm.weight.mul_(min(losses, key=losses.__getitem__, default=1.0))
 
     def loss(self, batch: Batch) -> Loss:
         rows = batch.windows.counted.flatten().nonzero().squeeze(1)
