@@ -120,7 +120,9 @@ def chains_of_rows(agrees: torch.Tensor, alpha: torch.Tensor, follows: torch.Ten
         chain: k.
     """
     count = len(agrees)
-    rows = torch.arange(count, device="cpu").unsqueeze(1) + torch.arange(chain, device="cpu")
+    rows = torch.arange(count, dtype=torch.int64, device="cpu").unsqueeze(1) + torch.arange(
+        chain, dtype=torch.int64, device="cpu"
+    )
     ends = torch.empty(count, dtype=torch.int64, device="cpu")
     for begin, end in _texts(follows):
         ends[begin:end] = end

@@ -94,7 +94,7 @@ def head_loss(
         row_weights: [N]; None is 1 / N each.
     """
     if row_weights is None:
-        row_weights = torch.full((len(hidden),), 1 / max(1, len(hidden)), device="cpu")
+        row_weights = torch.full((len(hidden),), 1 / max(1, len(hidden)), dtype=torch.float32, device="cpu")
     found: tuple[torch.Tensor, ...] = _HeadLoss.apply(  # type: ignore[no-untyped-call]
         kind, hidden, weight, teacher, row_weights
     )
@@ -146,7 +146,7 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(parts) if parts else torch.empty(0, device="cpu")
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def _value_and_gradient(

@@ -43,4 +43,4 @@ class Sampler:
     def _order(self) -> torch.Tensor:
         # One generator a round, so that any round can be made without those before it.
         generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._round) % 2**63)
-        return torch.randperm(self._count, generator=generator)
+        return torch.randperm(self._count, generator=generator, dtype=torch.int64, device="cpu")

@@ -67,7 +67,7 @@ class StoredStates:
         for number, begin in enumerate(range(0, len(windows), _SHARD)):
             file = self._file(number)
             if not file.is_file():
-                which = torch.arange(begin, min(begin + _SHARD, len(windows)), device="cpu")
+                which = torch.arange(begin, min(begin + _SHARD, len(windows)), dtype=torch.int64, device="cpu")
                 states = self._target.states(windows[which], which)
                 stored: dict[str, torch.Tensor] = {}
                 for layer, rows in states.items():

@@ -99,7 +99,7 @@ class Target:
             cache.reserve(lane, length)
             segments.append(Segment(lane, begin, begin + length, 0))
             begin += length
-        aux = dict.fromkeys(wanted, torch.empty(0, device="cpu"))
+        aux = dict.fromkeys(wanted, torch.empty(0, dtype=torch.float32, device="cpu"))
         hidden = self.model.embed(window.ids[0, :count])
         self.model.run_layers(hidden, window.positions[0, :count], segments, 0, self.num_layers, cache, aux)
         return aux

@@ -51,10 +51,10 @@ class SubsetTeacher:
     def __init__(self, batch: Batch, rows: torch.Tensor, ids: torch.Tensor) -> None:
         vocab_size = batch.target.model.vocab_size
         place = torch.full((vocab_size,), -1, dtype=torch.int64, device="cpu")
-        place[ids] = torch.arange(len(ids), device="cpu")
+        place[ids] = torch.arange(len(ids), dtype=torch.int64, device="cpu")
         width = batch.windows.ids.numel()
         self._where = torch.full((width,), -1, dtype=torch.int64, device="cpu")
-        self._where[rows] = torch.arange(len(rows), device="cpu")
+        self._where[rows] = torch.arange(len(rows), dtype=torch.int64, device="cpu")
         step = max(1, _CHUNK // vocab_size)
         probabilities, best = [], []
         for part in torch.split(rows, step):
@@ -62,7 +62,9 @@ class SubsetTeacher:
             whole = len(ids) == vocab_size
             probabilities.append(logits.softmax(-1) if whole else logits.softmax(-1)[:, ids])
             best.append(place[logits.argmax(-1)])
-        self._probabilities = torch.cat(probabilities) if probabilities else torch.empty(0, len(ids), device="cpu")
+        self._probabilities = (
+            torch.cat(probabilities) if probabilities else torch.empty(0, len(ids), dtype=torch.float32, device="cpu")
+        )
         self._best = torch.cat(best) if best else torch.empty(0, dtype=torch.int64, device="cpu")
 
     def of(self, rows: torch.Tensor) -> Teacher:

@@ -180,7 +180,9 @@ class Trainer:
     def _loop(self, interrupt: Interrupt) -> Ending:
         settings = self._settings
         if self._best["step"] < 0:
-            which = torch.arange(min(len(self._sources.data.train), settings.batch_windows), device="cpu")
+            which = torch.arange(
+                min(len(self._sources.data.train), settings.batch_windows), dtype=torch.int64, device="cpu"
+            )
             self._kind.settle(self._batch(self._sources.data.train, self._sources.train, which))
             self._measure()
             self._save()
@@ -239,7 +241,7 @@ class Trainer:
         windows = self._sources.data.valid
         count = min(len(windows), self._settings.eval_windows)
         tallies: dict[str, Tally] = {}
-        for which in torch.split(torch.arange(count, device="cpu"), self._settings.batch_windows):
+        for which in torch.split(torch.arange(count, dtype=torch.int64, device="cpu"), self._settings.batch_windows):
             batch = self._batch(windows, self._sources.valid, which)
             for name, chains in self._kind.chains(batch).items():
                 tallies.setdefault(name, Tally(self._settings.chain)).add(chains)

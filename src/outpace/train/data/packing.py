@@ -45,7 +45,7 @@ class Windows:
     @property
     def positions(self) -> torch.Tensor:
         """[N, W] int64 place of each token in its piece: every piece begins at 0."""
-        places = torch.arange(self.width, device="cpu").expand_as(self.ids)
+        places = torch.arange(self.width, dtype=torch.int64, device="cpu").expand_as(self.ids)
         begins = torch.where(self.starts, places, 0).cummax(1).values
         return places - begins
 

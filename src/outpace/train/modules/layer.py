@@ -25,7 +25,7 @@ class RmsNorm(nn.Module):
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size, device="cpu"))
+        self.weight = nn.Parameter(torch.ones(size, dtype=torch.float32, device="cpu"))
         self._eps = eps
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ def seen(pieces: torch.Tensor, window: int | None = None) -> torch.Tensor:
     Returns:
         [B, 1, W, W] bool, query rows first.
     """
-    places = torch.arange(pieces.shape[1], device="cpu")
+    places = torch.arange(pieces.shape[1], dtype=torch.int64, device="cpu")
     distance = places.unsqueeze(1) - places
     near = distance >= 0 if window is None else (distance >= 0) & (distance < window)
     same = pieces.unsqueeze(2) == pieces.unsqueeze(1)
@@ -81,10 +81,10 @@ class Attention(nn.Module):
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self._head_dim = config.head_dim
         self._groups = config.num_heads // config.num_kv_heads
-        self.q_proj = nn.Linear(width, queries, bias=config.qkv_bias, device="cpu")
-        self.k_proj = nn.Linear(width, keys, bias=config.qkv_bias, device="cpu")
-        self.v_proj = nn.Linear(width, keys, bias=config.qkv_bias, device="cpu")
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.o_bias, device="cpu")
+        self.q_proj = nn.Linear(width, queries, bias=config.qkv_bias, dtype=torch.float32, device="cpu")
+        self.k_proj = nn.Linear(width, keys, bias=config.qkv_bias, dtype=torch.float32, device="cpu")
+        self.v_proj = nn.Linear(width, keys, bias=config.qkv_bias, dtype=torch.float32, device="cpu")
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.o_bias, dtype=torch.float32, device="cpu")
         self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
@@ -127,9 +127,9 @@ class Mlp(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         hidden, wide = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(hidden, wide, bias=config.mlp_bias, device="cpu")
-        self.up_proj = nn.Linear(hidden, wide, bias=config.mlp_bias, device="cpu")
-        self.down_proj = nn.Linear(wide, hidden, bias=config.mlp_bias, device="cpu")
+        self.gate_proj = nn.Linear(hidden, wide, bias=config.mlp_bias, dtype=torch.float32, device="cpu")
+        self.up_proj = nn.Linear(hidden, wide, bias=config.mlp_bias, dtype=torch.float32, device="cpu")
+        self.down_proj = nn.Linear(wide, hidden, bias=config.mlp_bias, dtype=torch.float32, device="cpu")
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.down_proj(F.silu(self.gate_proj(rows)) * self.up_proj(rows))
