@@ -12,7 +12,7 @@ from outpace import LLM, SamplingParams
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 from tests.train.tiny import ENGINE, save_target
 
-KINDS = ("early-exit", "eagle3")
+KINDS = ("early-exit", "eagle3", "draft")
 FAST = ("--threads", "1", "--quantization", "none", "--window", "32", "--validation", "0.2")
 STEPS = (
     "--steps",
@@ -106,6 +106,7 @@ def test_an_eagle3_head(outpace, model: Path, text: Path, tmp_path: Path) -> Non
     ("arguments", "message"),
     [
         (["early-exit", "--exit-layers", "4"], "exit layer 4 is not possible: it must be in 1 to 3"),
+        (["draft", "--layers", "4"], "layers=4 is not possible: it must be in 1 to 3"),
         (["eagle3", "--unroll", "99"], "unroll=99 is not possible: it must be in 1 to 16"),
         (["early-exit", "--exit-layers", "two"], "write layers as 10 or 8,10,12"),
         (["early-exit", "--lr", "0"], "lr=0.0 is not possible: above 0, at most 1"),

@@ -29,6 +29,7 @@ _KEPT_ON_RESUME = ("model", "threads")
 _ABOUT = {
     "early-exit": "train a small network that drafts behind the model's first layers",
     "eagle3": "train an EAGLE-3 head, one layer that drafts from the model's inner states",
+    "draft": "train a small model that drafts, made of some of the model's layers",
 }
 _PRESET = "small"
 
@@ -96,6 +97,21 @@ def _add_kind_options(parser: Parser, kind: str) -> None:
             type=float,
             metavar="X",
             help="weight of a token against the one before it (default: 0.8)",
+        )
+
+    if kind == "draft":
+        group.add_argument("--layers", type=int, metavar="N", help="layers it has (default: a quarter of the model's)")
+        group.add_argument(
+            "--from-scratch",
+            action="store_true",
+            default=None,
+            help="begin with new layers (default: with those of the model at even distances)",
+        )
+        group.add_argument(
+            "--train-embedding",
+            action="store_true",
+            default=None,
+            help="train embedding and output head too (default: they stay the model's)",
         )
 
 
@@ -205,6 +221,7 @@ def _new_plan(arguments: argparse.Namespace) -> dict[str, Any]:
 def _kind_options(kind: str) -> tuple[str, ...]:
     return {
         "early-exit": ("exit_layers", "init_layer"),
+        "draft": ("layers", "from_scratch", "train_embedding"),
         "eagle3": ("unroll", "draft_vocab", "train_head", "decay"),
     }[kind]
 

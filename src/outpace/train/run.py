@@ -25,6 +25,7 @@ from outpace.train.data.prepare import DataPlan, Tools, prepare_data
 from outpace.train.data.shards import TrainingData, read_data
 from outpace.train.identity import Identity
 from outpace.train.kinds.base import Kind, Material
+from outpace.train.kinds.draft import Draft, DraftOptions, chosen_layers
 from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, draft_vocabulary
 from outpace.train.kinds.early_exit import EarlyExit, check_layers
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
@@ -237,6 +238,8 @@ def _check_options(plan: Plan, shape: DecoderConfig) -> None:
     if plan.kind == "eagle3":
         Eagle3Options(**options)
         aux_layers(shape.num_layers)
+    elif plan.kind == "draft":
+        chosen_layers(DraftOptions(**options), shape.num_layers)
     else:
         check_layers(shape, options.get("exit_layers") or [_default_exit(shape)], options.get("init_layer"))
 
@@ -248,6 +251,8 @@ def _make_kind(plan: Plan, material: Material, data: TrainingData) -> Kind:
         wanted = Eagle3Options(**options)
         ids = draft_vocabulary(data.train, wanted.draft_vocab, material.vocab_size, material.files.eos_ids)
         return Eagle3(material, ids, wanted)
+    if plan.kind == "draft":
+        return Draft(material, DraftOptions(**options))
     exits = options.get("exit_layers") or [_default_exit(material.shape)]
     return EarlyExit(material, exits, options.get("init_layer"))
 
