@@ -180,7 +180,6 @@ def build(
     makers = {item.method: _PLANNERS[item.method](item, source, config, notify) for item in wanted}
     parameters = source.num_parameters
     linear = source.precision.describe()
-    notify(_model_text(files.label, parameters, linear))
     target = source.load(config, config.max_model_len, progress)
     max_rows = _cache_rows(config, target, source.cache_bytes_per_token)
     max_model_len = min(target.max_model_len, config.max_model_len or _MOST_POSITIONS, max_rows)
