@@ -68,9 +68,7 @@ def open_llm(
     settings = config or engine_config(arguments)
     speculative = speculative_config(arguments)
     with Progress() as progress:
-        llm = backend.llm(
-            settings, speculative=speculative, front="cli", notify=progress.say, progress=progress.report
-        )
+        llm = backend.llm(settings, speculative=speculative, front="cli", notify=progress.say, progress=progress.report)
     if announce:
         say(llm.banner())
     return llm

@@ -40,7 +40,7 @@ def most_connections() -> int:
 
 
 class _Quieter(logging.LoggerAdapter[logging.Logger]):
-    """uvicorn's log, in which bytes that are no HTTP are a line for who looks closely: anybody may send them, and many."""
+    """uvicorn's log, in which bytes that are no HTTP are no warning: anybody may send them, and many."""
 
     @property
     def level(self) -> int:
