@@ -172,7 +172,7 @@ def test_a_draft_model_from_files(tmp_path: Path) -> None:
     prompts = padded_batch()
     expected = tiny_model().generate(**prompts, max_new_tokens=40)
     for given in ({"speculative_config": str(tmp_path)}, {"assistant_model": tmp_path}):
-        fast = outpace.accelerate(tiny_model(), tokenizer(), **given)
+        fast = outpace.accelerate(tiny_model(), tokenizer(), speculative_control="fixed", **given)
         assert torch.equal(fast.generate(**prompts, max_new_tokens=40), expected)
         assert sum(stats.accepted_tokens for stats in fast.last_stats) > 10
     with pytest.raises(outpace.InvalidParameter, match="tokenizer"):
