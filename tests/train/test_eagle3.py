@@ -161,7 +161,6 @@ def test_a_head_learns_a_text_by_heart(target_folder: Path) -> None:
     windows = pack_documents([Document.answer(text[:4], text[4:]) for text in texts], 12)
     batch = world.batch(windows, *AUX)
     kind = make(world, unroll=4)
-    kind.settle(batch)
 
     def measured() -> Tally:
         tally = Tally(4)

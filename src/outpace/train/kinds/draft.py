@@ -98,9 +98,6 @@ class Draft:
         return {"kind": "draft", "layers": list(self._kept), "from_scratch": options.from_scratch,
                 "train_embedding": options.train_embedding}  # fmt: skip
 
-    def settle(self, batch: Batch) -> None:
-        """Nothing to be set: its layers and norm belong together already."""
-
     def loss(self, batch: Batch) -> Loss:
         found, rows = self._judge(self._material.loss, batch)
         alpha = float(found.alpha.mean()) if len(rows) else 0.0

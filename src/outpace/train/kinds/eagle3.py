@@ -29,8 +29,6 @@ from outpace.train.teacher import SubsetTeacher
 
 __all__ = ["Eagle3", "Eagle3Options", "aux_layers", "draft_vocabulary"]
 
-_LOUDNESS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12)
-
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Options:
@@ -123,18 +121,6 @@ class Eagle3:
         options = self._options
         return {"kind": "eagle3", "unroll": options.unroll, "draft_vocab": len(self._ids), "draft_ids": digest,
                 "train_head": options.train_head, "decay": options.decay}  # fmt: skip
-
-    @torch.no_grad()
-    def settle(self, batch: Batch) -> None:
-        """Chooses how loud the norm speaks, as adapters do."""
-        teacher, rows = self._teacher(batch)
-        out = self._states(batch, 1)[0].flatten(0, 1)[rows - 1]
-        losses = {
-            scale: float(head_loss("kl", out * scale, self._rows(), teacher.of(rows)).loss)
-            for scale in _LOUDNESS
-            if len(rows)
-        }
-        self._head.norm.weight.mul_(min(losses, key=losses.__getitem__, default=1.0))
 
     def loss(self, batch: Batch) -> Loss:
         teacher, rows = self._teacher(batch)
