@@ -272,8 +272,8 @@ def test_a_bad_option_is_two_lines_and_code_2_before_anything_loads(outpace, com
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "a command is missing: generate, chat, demo, doctor or serve"),
-        (["frobnicate"], "'frobnicate' is not a command: generate, chat, demo, doctor or serve"),
+        ([], "a command is missing: generate, chat, demo, doctor, export or serve"),
+        (["frobnicate"], "'frobnicate' is not a command: generate, chat, demo, doctor, export or serve"),
         (["genrate", "Hi"], "'genrate' is not a command: did you mean generate?"),
     ],
 )
