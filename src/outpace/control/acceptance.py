@@ -13,6 +13,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
+from outpace.control.odds import LEAST, MOST, odds_ratio, times_odds
+from outpace.control.ranks import RankAcceptance
+
 __all__ = ["BUCKET_EDGES", "MAX_POSITIONS", "Correction", "DrafterAcceptance"]
 
 BUCKET_EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)
@@ -31,7 +34,6 @@ _FIRST_TOKENS = 6  # of a request, from which others learn how to start
 _KEEP_FIRST = 1.0 - 1.0 / 40.0
 _FIRST_WEIGHT = 3.0
 _RECALLED_TOKENS = 6.0  # as many as a node counts at most when it was learnt another day
-_LEAST, _MOST = 0.005, 0.995
 _NO_BUCKET = len(BUCKET_EDGES) + 1  # for tokens without confidence
 _AVERAGE = _NO_BUCKET + 1  # over all confidences
 
@@ -101,11 +103,12 @@ class Correction:
         self.kept = self.kept * fade + kept
         self.num_tokens += seen
         weight = _OWN_WEIGHT + _ALONE_WEIGHT * alone
-        self.factor = _odds_ratio(self.expected, self.kept, self.seen, weight, self.start)
+        self.factor = odds_ratio(self.expected, self.kept, self.seen, weight, self.start)
 
 
-Outcome = tuple[int, int, "Sequence[float] | None", Correction]
-"""Of a draft: its tokens, how many were kept, its confidences, and the request's correction."""
+Outcome = tuple[int, int, "Sequence[float] | None", Correction, Sequence[int]]
+"""Of a draft: its tokens, how many were kept, its confidences, the request's correction, and of a draft with branches,
+whose first candidates these are, the positions where another one was right."""
 
 
 class DrafterAcceptance:
@@ -117,6 +120,7 @@ class DrafterAcceptance:
 
     def __init__(self, first_guess: float = 0.6) -> None:
         self.first_guess = first_guess
+        self.ranks = RankAcceptance()
         self.root = Node()
         self.buckets = [Node() for _ in range(_AVERAGE + 1)]
         self.leaves = [Node() for _ in range((_AVERAGE + 1) * MAX_POSITIONS)]
@@ -129,13 +133,13 @@ class DrafterAcceptance:
     def correction(self) -> Correction:
         """For a request that is new to this drafter."""
         expected, kept, seen = self.first
-        return Correction(_odds_ratio(expected, kept, seen, _FIRST_WEIGHT))
+        return Correction(odds_ratio(expected, kept, seen, _FIRST_WEIGHT))
 
     def chance(self, position: int, confidence: float | None, own: Correction) -> float:
         """That the token at `position` (from 0) is kept if those before it are."""
         place = min(position, MAX_POSITIONS - 1)
         bucket = _NO_BUCKET if confidence is None else bisect_right(BUCKET_EDGES, confidence)
-        return _times_odds(self._shared(bucket * MAX_POSITIONS + place), own.factor)
+        return times_odds(self._shared(bucket * MAX_POSITIONS + place), own.factor)
 
     def survival(self, count: int, confidence: Sequence[float] | None, own: Correction) -> list[float]:
         """[count] chances that the token at each position and all before it are kept, from their confidences."""
@@ -152,37 +156,37 @@ class DrafterAcceptance:
             chance = memo.get(key)
             scaled = factor * (self._shared(key) if chance is None else chance)
             corrected = scaled / (scaled + 1.0 - memo[key])
-            alive *= _LEAST if corrected < _LEAST else _MOST if corrected > _MOST else corrected
+            alive *= LEAST if corrected < LEAST else MOST if corrected > MOST else corrected
             chances.append(alive)
         return chances
 
     def hopeful_chance(self, own: Correction) -> float:
         """Of the first token, one standard deviation above what is known of this request."""
-        chance = _times_odds(self._shared(_AVERAGE * MAX_POSITIONS), own.factor)
+        chance = times_odds(self._shared(_AVERAGE * MAX_POSITIONS), own.factor)
         seen = own.seen + _GUESS_WEIGHT
-        return _times_odds(chance, math.exp(1.0 / math.sqrt(seen * chance * (1.0 - chance))))
+        return times_odds(chance, math.exp(1.0 / math.sqrt(seen * chance * (1.0 - chance))))
 
     def best_chance(self, own: Correction) -> float:
         """Of a token of the most confident draft that can be hoped for."""
         if self._best is None:
             seen = [bucket for bucket, node in enumerate(self.buckets) if node.seen >= 1.0]
             self._best = max((self._shared(bucket * MAX_POSITIONS) for bucket in seen), default=self.first_guess)
-        return _times_odds(self._best, own.factor)
+        return times_odds(self._best, own.factor)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """The drafts of a step were verified."""
         self.num_drafts += len(outcomes)
         known: list[tuple[list[int], int, Correction]] = []
         counts: dict[int, list[float]] = {}
-        for count, accepted, confidence, own in outcomes:
+        for count, accepted, confidence, own, missed in outcomes:
             keys = _keys(min(accepted + 1, count), confidence)
             for position, key in enumerate(keys):
                 entry = counts.get(key)
                 if entry is None:
                     entry = counts[key] = [0.0, 0.0]
-                entry[0] += position < accepted
+                entry[0] += position < accepted and position not in missed
                 entry[1] += 1.0
-            known.append((keys, min(accepted, count), own))
+            known.append((keys, min(accepted, count) - len(missed), own))
         self._learn(counts)
         # Expected by what is known now: what surprises about a new drafter is not put down to its first requests.
         for keys, accepted, own in known:
@@ -222,7 +226,7 @@ class DrafterAcceptance:
             shared = self._shared(key)
             if position >= begin:
                 supposed.append((key % MAX_POSITIONS, reached * shared, reached))
-            reached *= _times_odds(shared, own.factor)
+            reached *= times_odds(shared, own.factor)
         for place, kept, seen in supposed:
             self.leaves[_AVERAGE * MAX_POSITIONS + place].add(kept, seen, self.num_drafts)
             self.buckets[_AVERAGE].add(kept, seen, self.num_drafts)
@@ -291,16 +295,3 @@ def _positions(bucket: int, count: int) -> list[int]:
     if count <= MAX_POSITIONS:
         return list(range(begin, begin + count))
     return [begin + min(position, MAX_POSITIONS - 1) for position in range(count)]
-
-
-def _odds_ratio(expected: float, kept: float, seen: float, weight: float, start: float = 1.0) -> float:
-    """Odds that came over odds that were expected, both with `weight` tokens of each kind more; `start` without any."""
-    lean = math.sqrt(start)
-    rejected, unexpected = seen - kept, seen - expected
-    return (kept + weight * lean) * (unexpected + weight) / ((rejected + weight / lean) * (expected + weight))
-
-
-def _times_odds(chance: float, factor: float) -> float:
-    scaled = chance * factor
-    corrected = scaled / (scaled + 1.0 - chance)
-    return _LEAST if corrected < _LEAST else _MOST if corrected > _MOST else corrected

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outpace.control.acceptance import Correction
 from outpace.control.probing import Pace
+from outpace.control.widths import BranchGain
 
 __all__ = ["RequestState", "Requests"]
 
@@ -21,11 +22,13 @@ class RequestState:
         num_tokens: that came so far.
         corrections: by drafter.
         paces: by drafter, when it is tried next if it does not seem to pay.
+        branches: by drafter, what they bring.
     """
 
     num_tokens: int = 0
     corrections: dict[str, Correction] = field(default_factory=dict)
     paces: dict[str, Pace] = field(default_factory=dict)
+    branches: dict[str, BranchGain] = field(default_factory=dict)
 
     def correction(self, drafter: str, make: Callable[[], Correction]) -> Correction:
         found = self.corrections.get(drafter)

@@ -98,17 +98,16 @@ class DraftModelDrafter:
     """
 
     name = "draft_model"
-    needs = DrafterNeeds(computes=True)
 
     def __init__(
         self, model: TargetModel, cache: Cache, *, max_model_len: int, weight_bytes: int = 0, tree_width: int = 1
     ) -> None:
         assert tree_width == 1 or (tree_width > 1 and model.takes_trees)
+        self.needs = DrafterNeeds(computes=True, width=tree_width)
         self._model = model
         self._cache = cache
         self._max_len = min(max_model_len, cache.capacity)
         self._weight_bytes = weight_bytes
-        self._tree_width = tree_width
         self._states: dict[int, _State | None] = {}  # None: no lane was free, so nothing is drafted
 
     @property
@@ -162,10 +161,11 @@ class DraftModelDrafter:
             return None
         state.fed.clear()
         rows = ask.token_ids[state.num_rows :]
-        if self._tree_width > 1 and ask.coupled:
+        width = self.needs.width if ask.width is None else min(self.needs.width, ask.width)
+        if width > 1 and ask.coupled:
             most = min(_ROWS_A_NODE * (limit - 1), self._max_len - size)
             if self._cache.reserve(state.lane, size + most):
-                return _Tree(ask=ask, limit=limit, width=self._tree_width, state=state, rows=rows, max_fed=most)
+                return _Tree(ask=ask, limit=limit, width=width, state=state, rows=rows, max_fed=most)
         if not self._cache.reserve(state.lane, size + limit - 1):
             return None
         return _Chain(ask=ask, state=state, limit=limit, rows=rows)

@@ -110,7 +110,6 @@ class SuffixDrafter:
     """
 
     name = "suffix"
-    needs = DrafterNeeds()
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class SuffixDrafter:
         self._offset = offset
         self._least_chance = least_chance
         self._pool = pool
-        self._tree_width = tree_width
+        self.needs = DrafterNeeds(width=tree_width)
         self._states: dict[int, _State] = {}
 
     @property
@@ -171,27 +170,31 @@ class SuffixDrafter:
         state = self._states[ask.request_id]
         _catch_up(state, ask.token_ids)
         found = None if state.matcher is None else state.matcher.find(ask.token_ids)
-        most = ask.num_draft_tokens
+        most, width = ask.num_draft_tokens, self.needs.width
+        if ask.width is not None:
+            width = min(width, ask.width)
         if found is None:
-            return self._from_own_text(state, most)
+            return self._from_own_text(state, most, width)
         if found.length > state.automaton.length(state.automaton.match):
-            return self._from_pool(found, most) or self._from_own_text(state, most)
-        return self._from_own_text(state, most) or self._from_pool(found, most)
+            return self._from_pool(found, most, width) or self._from_own_text(state, most, width)
+        return self._from_own_text(state, most, width) or self._from_pool(found, most, width)
 
-    def _from_own_text(self, state: _State, most: int) -> Draft:
+    def _from_own_text(self, state: _State, most: int, width: int) -> Draft:
         automaton = state.automaton
-        grown = self._follow(automaton, automaton.match, automaton.length(automaton.match), _OWN, most)
+        grown = self._follow(automaton, automaton.match, automaton.length(automaton.match), _OWN, most, width)
         sources = ["prompt" if place < state.num_prompt_tokens else "output" for place in grown.positions]
         return grown.draft(sources)
 
-    def _from_pool(self, found: PoolMatch, most: int) -> Draft:
+    def _from_pool(self, found: PoolMatch, most: int, width: int) -> Draft:
         assert self._pool is not None
-        grown = self._follow(found.segment.automaton, found.state, found.length, _POOL, most)
+        grown = self._follow(found.segment.automaton, found.state, found.length, _POOL, most, width)
         if grown.ids:
             self._pool.touch(found.segment)
         return grown.draft(["pool"] * len(grown.ids))
 
-    def _follow(self, automaton: SuffixAutomaton, state: int, length: int, doubt: _Doubt, most: int) -> _Growing:
+    def _follow(
+        self, automaton: SuffixAutomaton, state: int, length: int, doubt: _Doubt, most: int, width: int
+    ) -> _Growing:
         """Tokens after a match, the most frequent ones after the match and the tokens before them, most likely first.
 
         Where the text ends it goes on from the text's own match, which repeats the repetition. A negative number in
@@ -203,6 +206,7 @@ class SuffixDrafter:
             length: tokens that match.
             doubt: how far the match is trusted.
             most: tokens wanted.
+            width: most continuations of a token.
         """
         grown, order = _Growing(), itertools.count()
         limit = min(most, int(self._factor * length + self._offset)) if length >= self._shortest else 0
@@ -211,11 +215,11 @@ class SuffixDrafter:
         ] = []  # -chance, order, parent, confidence, length, token
         parent, chance = -1, 1.0
         while len(grown.ids) < limit:
-            followers = automaton.followers(state, self._tree_width)
+            followers = automaton.followers(state, width)
             if not followers:
                 state = automaton.match
                 length = automaton.length(state)
-                followers = automaton.followers(state, self._tree_width)
+                followers = automaton.followers(state, width)
             for follower in followers:
                 confidence = doubt.confidence(length, follower.agreeing, follower.total)
                 if follower.token >= 0 and chance * confidence >= self._least_chance:
