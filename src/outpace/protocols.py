@@ -338,7 +338,7 @@ class Controller(Protocol):
         """
         ...
 
-    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[Selection]:
+    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> Sequence[Selection]:
         """What of every draft is verified, now that all are there; 0 for a draft that is not worth it.
 
         Args:

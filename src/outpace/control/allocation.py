@@ -93,12 +93,14 @@ class Candidate:
         survival: chances of the tokens it would draft, up to the most it may.
         instead: (tokens, chances in sum) of the draft at hand that would be dropped for it.
         price: seconds of catching up, as far as this step has to bear them.
+        branches: tokens that branches of the draft bring, what they cost deducted.
     """
 
     index: int
     survival: list[float]
     instead: tuple[int, float] = (0, 0.0)
     price: float = 0.0
+    branches: float = 0.0
 
 
 @dataclass(slots=True)
@@ -148,7 +150,7 @@ def choose_computed(
     best_rate = 0.0
     rate = tokens / (step_seconds[num_drafted] + drafting)
     most = max((len(candidate.survival) for candidate in candidates), default=0)
-    sums = [-candidate.instead[1] for candidate in candidates]
+    sums = [candidate.branches - candidate.instead[1] for candidate in candidates]
     for length in range(1, 1 + most):
         for place, candidate in enumerate(candidates):
             if length <= len(candidate.survival):

@@ -13,16 +13,16 @@ __all__ = ["Ranked", "learn", "ranked", "selected", "sibling_chance", "size"]
 
 
 class Ranked(NamedTuple):
-    """The nodes of a tree in the order of their chances, parents before children.
+    """The tokens of a draft in the order of their chances, parents before children.
 
     Args:
-        survival: falling chances that a node and all before it on its path are kept.
-        order: whose they are.
+        survival: falling chances that a token and all before it on its path are kept.
+        order: whose they are; None for a chain, whose tokens are in order.
         spine: chances of the first child of the text, its first child, and so on.
     """
 
     survival: list[float]
-    order: list[int]
+    order: list[int] | None
     spine: list[float]
 
 

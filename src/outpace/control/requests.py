@@ -36,6 +36,12 @@ class RequestState:
             found = self.corrections[drafter] = make()
         return found
 
+    def branches_of(self, drafter: str) -> BranchGain:
+        found = self.branches.get(drafter)
+        if found is None:
+            found = self.branches[drafter] = BranchGain()
+        return found
+
     def pace(self, drafter: str, interval: float, now: int) -> Pace:
         found = self.paces.get(drafter)
         if found is None:

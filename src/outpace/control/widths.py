@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from outpace.control.probing import Pace
 
-__all__ = ["BranchGain", "gain_of"]
+__all__ = ["LEAST_GAIN", "BranchGain", "gain_of"]
 
 _FEW = 3  # drafts of a kind after which it is known
 _MEMORY = 12.0  # drafts after which the older ones weigh a third
-_LEAST_GAIN = 0.01  # tokens a step
+LEAST_GAIN = 0.01
+"""Tokens a draft, below which nothing is gained."""
 _KINDS = 12
 
 
@@ -51,14 +52,9 @@ class BranchGain:
         mean.add(gain)
 
     def expected(self, decoding: int) -> float | None:
-        """Tokens gained a draft; None if that is not known yet."""
+        """Tokens gained a draft, negative if they are lost; None if that is not known yet."""
         mean = self._means[_kind(decoding)]
         return None if mean is None or mean.count < _FEW else mean.value
-
-    def pays(self, decoding: int, price: float) -> bool | None:
-        """Whether branches bring more tokens than drafting them costs; None if that is not known yet."""
-        expected = self.expected(decoding)
-        return None if expected is None else expected > price + _LEAST_GAIN
 
 
 def gain_of(
