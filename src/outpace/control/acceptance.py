@@ -160,6 +160,10 @@ class DrafterAcceptance:
             chances.append(alive)
         return chances
 
+    def average_chance(self, position: int, own: Correction) -> float:
+        """Of the token at a position, if those before it are kept, when nothing is said of it."""
+        return times_odds(self._shared(_AVERAGE * MAX_POSITIONS + position), own.factor)
+
     def hopeful_chance(self, own: Correction) -> float:
         """Of the first token, one standard deviation above what is known of this request."""
         chance = times_odds(self._shared(_AVERAGE * MAX_POSITIONS), own.factor)

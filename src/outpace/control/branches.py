@@ -29,15 +29,15 @@ class Ranked(NamedTuple):
 class _Place:
     """The children of a node so far: how likely it is, what they leave, and what the drafter says they leave."""
 
-    __slots__ = ("alive", "depth", "first", "left", "rank", "said_left")
+    __slots__ = ("alive", "depth", "first", "last", "left", "rank", "said_left")
 
     def __init__(self, alive: float, depth: int) -> None:
         self.alive, self.depth = alive, depth
-        self.left = self.said_left = 1.0
+        self.left = self.said_left = self.last = 1.0
         self.rank, self.first = 0, 0.0
 
     def next(self, acceptance: DrafterAcceptance, own: Correction, said: float | None) -> float:
-        """The chance of the next child, if the node is kept."""
+        """The chance of the next child, if the node is kept: no more than that of the one before it."""
         if not self.rank:
             chance = acceptance.chance(self.depth, said, own)
             self.first = said or 0.0
@@ -45,7 +45,7 @@ class _Place:
             chance = acceptance.ranks.average(self.rank)
         else:
             chance = acceptance.ranks.chance(self.rank, self.first, share_of(said, self.said_left))
-        found = self.left * chance
+        found = self.last = min(self.left * chance, self.last)
         self.left *= 1.0 - chance
         self.said_left -= said or 0.0
         self.rank += 1

@@ -29,6 +29,10 @@ _HOPE = 0.2
 """Of the rejections in the best class of drafts, as many may be missing in a draft that nobody has seen yet."""
 
 
+_MOST_STOP = 0.9
+"""However dear drafting is, nobody has to stop behind a token that is as likely to be kept as this."""
+
+
 class AdaptiveController:
     """Implements `outpace.protocols.Controller`; see docs/control.md.
 
@@ -144,7 +148,7 @@ class AdaptiveController:
             costs = self.knowledge.costs(name)
             many = len(share.members)
             one_round = self.knowledge.target.now.seconds(1) * costs.passes.seconds(many) / many
-            stop_below = min(0.9, (slope + one_round) / per_token)
+            acceptance = self.knowledge.acceptance(name)
             step.calls[name] = one_round
             known = self.knowledge.is_known(name)
             for index in share.members:
@@ -154,6 +158,9 @@ class AdaptiveController:
                 if width > 1:
                     asked = wish.most
                     self._branching.asked(wish.request_id, name, asked)
+                # The token behind this one is computed in any case, and verified only if that turns out to be worth it.
+                chance = acceptance.average_chance(1, self.knowledge.own(wish.request_id, name))
+                stop_below = min(_MOST_STOP, (slope + one_round / chance) / per_token)
                 allotments[index] = Allotment(0, name, asked, width, stop_below)
                 if not known:
                     step.whole.add(wish.request_id)

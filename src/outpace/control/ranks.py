@@ -63,7 +63,10 @@ class RankAcceptance:
         factor = self._factors.get(key)
         if factor is None:
             place, sure = key
-            factor = self._factors[key] = self._by_first[place][sure].factor(self._all[place].factor(1.0))
+            start = 1.0
+            for count in self._all[: place + 1]:  # each rank is supposed to be what the one before it is
+                start = count.factor(start)
+            factor = self._factors[key] = self._by_first[place][sure].factor(start)
         return times_odds(share, factor)
 
     def observe(self, said: Sequence[float] | None, count: int, right: int | None) -> None:
