@@ -127,9 +127,10 @@ class Simulation:
                 said = said**0.4
             chances.append(chance)
             confidence.append(said)
-            product *= self.controller.calibrated(request, name, position, said)
-            if drafter.stops and product < stop_below:
-                break
+            if drafter.stops:
+                product *= self.controller.calibrated(request, name, position, said)
+                if product < stop_below:
+                    break
         self.true_chances[request, name] = chances
         speaks = drafter.informative or drafter.ranks is not None
         return Offer(request, name, len(chances), tuple(confidence) if speaks else None), len(chances)

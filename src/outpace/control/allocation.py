@@ -146,16 +146,24 @@ def choose_computed(
         num_drafted: draft tokens of the step without this drafter.
         drafting: seconds of calls that are made anyway.
     """
-    best: Share | None = None
+    best: tuple[int, list[int], float, float, int] | None = None
     best_rate = 0.0
     rate = tokens / (step_seconds[num_drafted] + drafting)
     most = max((len(candidate.survival) for candidate in candidates), default=0)
+    cheapest = min((seconds / many for many, seconds in enumerate(round_seconds, 1)), default=0.0)
     sums = [candidate.branches - candidate.instead[1] for candidate in candidates]
+    prices = [rate * candidate.price for candidate in candidates]
     for length in range(1, 1 + most):
+        largest = 0.0
         for place, candidate in enumerate(candidates):
             if length <= len(candidate.survival):
-                sums[place] += candidate.survival[length - 1]
-        order = sorted(range(len(sums)), key=lambda at: rate * candidates[at].price - sums[at])
+                chance = candidate.survival[length - 1]
+                sums[place] += chance
+                if chance > largest:
+                    largest = chance
+        if largest < best_rate * cheapest:
+            break  # nor does any token behind these bring what its round costs
+        order = [0] if len(sums) == 1 else sorted(range(len(sums)), key=[p - s for p, s in zip(prices, sums)].__getitem__)
         expected, rows, price = tokens, num_drafted, drafting
         for many, place in enumerate(order):
             candidate = candidates[place]
@@ -163,8 +171,11 @@ def choose_computed(
             rows += min(length, len(candidate.survival)) - candidate.instead[0]
             price += candidate.price
             seconds = step_seconds[rows] + length * round_seconds[many] + price
-            if expected / seconds > best_rate:
+            if expected > best_rate * seconds:
                 best_rate = expected / seconds
-                members = [candidates[at].index for at in order[: many + 1]]
-                best = Share(members, length, best_rate, expected, seconds, seconds - step_seconds[rows] - drafting)
-    return best
+                best = length, order[: many + 1], expected, seconds, rows
+    if best is None:
+        return None
+    length, chosen, expected, seconds, rows = best
+    members = [candidates[at].index for at in chosen]
+    return Share(members, length, best_rate, expected, seconds, seconds - step_seconds[rows] - drafting)

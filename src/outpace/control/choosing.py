@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -68,26 +69,34 @@ class Choice:
         return sum(share.drafting for share in self.shares.values())
 
 
-def best_length(chance: float, seconds: Sequence[float], decoding: int, margin: float) -> tuple[int, Prospect | None]:
+def best_length(
+    chance: float, seconds: Sequence[float], most: int, decoding: int, margin: float, each: float = 0.0
+) -> tuple[int, Prospect | None]:
     """The draft length for one request that pays most if every token has this chance; else 0, and the best one's price.
 
     Args:
         chance: of a token, if those before it are kept.
-        seconds: [1 + most] of the step by draft tokens.
+        seconds: [1 + most, or more] of the step by draft tokens.
+        most: tokens of the draft.
         decoding: requests that get a token each.
         margin: by how much drafts must be better, relative.
+        each: seconds that drafting a token takes.
     """
     plain = decoding / seconds[0]
     tokens, alive = float(decoding), 1.0
     best, best_tokens, rate = 0, tokens, 0.0
-    for length in range(1, len(seconds)):
+    behind = chance / (1.0 - chance) if chance < 1.0 else math.inf  # of all tokens behind one that is kept, in sum
+    for length in range(1, min(most + 1, len(seconds))):
         alive *= chance
         tokens += alive
-        if tokens > rate * seconds[length]:
-            best, best_tokens, rate = length, tokens, tokens / seconds[length]
+        total = seconds[length] + length * each
+        if tokens > rate * total:
+            best, best_tokens, rate = length, tokens, tokens / total
+        elif tokens + alive * behind <= rate * total:
+            break  # not with all that may follow
     if rate > plain * (1.0 + margin):
         return best, None
-    return 0, Prospect(best, best_tokens - decoding, seconds[best] - seconds[0], 0.0, rate / plain)
+    return 0, Prospect(best, best_tokens - decoding, seconds[best] - seconds[0], best * each, rate / plain)
 
 
 def choose(

@@ -68,13 +68,12 @@ class AdaptiveController:
             costs = knowledge.costs(name)
             chance = self._hope(wish, name) if knowledge.is_known(name) else UNTRIED
             one = knowledge.target.now.seconds(1) * costs.passes.seconds(around.decoding) / around.decoding
-            priced = [seconds + length * one for length, seconds in enumerate(table[: wish.most + 1])]
-            length, prospect = best_length(chance, priced, around.decoding, margin)
+            length, prospect = best_length(chance, table, wish.most, around.decoding, margin, one)
             if not length:
                 self._learning.tally(name).prospect = prospect
             best = max(best, wish.most if length else 0)
         if wish.free is not None and best < wish.most:
-            length, prospect = best_length(self._hope(wish, wish.free), table[: wish.most + 1], around.decoding, margin)
+            length, prospect = best_length(self._hope(wish, wish.free), table, wish.most, around.decoding, margin)
             if not length:
                 self._learning.tally(wish.free).prospect = prospect
             best = max(best, length)

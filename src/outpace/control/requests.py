@@ -66,5 +66,10 @@ class Requests:
             found = self._states[request_id] = RequestState()
         return found
 
+    def known_correction(self, request_id: int, drafter: str) -> Correction | None:
+        """None if it has none yet."""
+        state = self._states.get(request_id)
+        return None if state is None else state.corrections.get(drafter)
+
     def release(self, request_id: int) -> None:
         self._states.pop(request_id, None)
