@@ -301,8 +301,8 @@ class Drafter(Protocol):
 class Controller(Protocol):
     """Decides who drafts how much, so that tokens come as fast as they can. What it decides never changes a token.
 
-    In every step with decoding requests: ceilings, width, allot, keep (if somebody computed), observe. A step may end early
-    (a fault, nobody to draft for): calls that are left out are no error.
+    In every step with decoding requests: ceilings, width, allot, keep (if somebody computed), observe. A step may end
+    early (a fault, nobody to draft for): calls that are left out are no error.
     """
 
     def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:

@@ -128,7 +128,9 @@ def _children(
         if drafter.overstated:
             told = told**0.4
         confidence = min(1.0, told * said_left)
-        kept = world.controller.calibrated(request, name, depth, confidence, said[:])
+        kept = confidence  # one that looks things up asks nobody
+        if drafter.round_seconds is not None:
+            kept = world.controller.calibrated(request, name, depth, confidence, said[:])
         said.append(confidence)
         found.append((left * share, confidence, kept))
         left *= 1.0 - share

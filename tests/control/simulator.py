@@ -95,6 +95,7 @@ class Simulation:
     clock: float = 0.0
     behind: dict[tuple[int, str], int] = field(default_factory=dict)
     history: list[Step] = field(default_factory=list)
+    calls: list[DraftCall] = field(default_factory=list)
     probing: float = 0.0
     last_tokens: dict[int, int] = field(default_factory=dict)
     true_chances: dict[tuple[int, str], list[float]] = field(default_factory=dict)
@@ -260,6 +261,7 @@ class Simulation:
         probed, self.probing = spent_probing > self.probing, spent_probing
         drafted = sum(one.offer.num_tokens for one in seen)
         exact = self.seconds(prompt_rows + len(decoding) + drafted)
+        self.calls += calls
         facts = StepFacts(self.threads, prompt_rows, decoding, seen, calls, self._measured(exact))
         self.controller.observe(facts)
         for (request, name), rows in self.behind.items():

@@ -163,7 +163,8 @@ def choose_computed(
                     largest = chance
         if largest < best_rate * cheapest:
             break  # nor does any token behind these bring what its round costs
-        order = [0] if len(sums) == 1 else sorted(range(len(sums)), key=[p - s for p, s in zip(prices, sums)].__getitem__)
+        losses = [price - gain for price, gain in zip(prices, sums, strict=True)]
+        order = sorted(range(len(losses)), key=losses.__getitem__)
         expected, rows, price = tokens, num_drafted, drafting
         for many, place in enumerate(order):
             candidate = candidates[place]

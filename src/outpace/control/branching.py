@@ -21,7 +21,8 @@ class Branching:
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
-        self._now = 0
+        self.now = 0
+        """Steps with decoding requests so far."""
         self._open: dict[int, tuple[str, int]] = {}
 
     def pays(self, request_id: int, drafter: str, decoding: int) -> bool | None:
@@ -29,7 +30,7 @@ class Branching:
         gain = self._knowledge.branch_gain(request_id, drafter, decoding)
         if gain is not None and gain > LEAST_GAIN:
             return True
-        if gain is None or self._knowledge.branches_of(drafter).pace.due <= self._now:
+        if gain is None or self._knowledge.branches_of(drafter).pace.due <= self.now:
             return None
         return False
 
@@ -37,10 +38,10 @@ class Branching:
         """A draft of at most so many tokens may branch."""
         self._open[request_id] = drafter, most
 
-    def end_step(self) -> None:
-        """What was asked for in it and did not come does not count."""
+    def end_step(self, now: int) -> None:
+        """What was asked for in it and did not come does not count; the next one is step `now`."""
         self._open.clear()
-        self._now += 1
+        self.now = now
 
     def look_at(self, offer: Offer, found: Ranked, decoding: int, row: float, call: float = 0.0) -> None:
         """A draft that was free to branch is there: what it gains is noted, once.
@@ -65,7 +66,7 @@ class Branching:
         shared = self._knowledge.branches_of(drafter)
         for books in (self._knowledge.requests[offer.request_id].branches_of(drafter), shared):
             books.add(decoding, gain)
-        shared.pace.tried(self._now, gain > LEAST_GAIN)
+        shared.pace.tried(self.now, gain > LEAST_GAIN)
 
     def _behind(self, offer: Offer, spine: Sequence[float], most: int) -> list[float]:
         """Chances of the tokens that a chain as long as the draft would have had behind these."""

@@ -29,6 +29,9 @@ _HOPE = 0.2
 """Of the rejections in the best class of drafts, as many may be missing in a draft that nobody has seen yet."""
 
 
+_BUSHY = 2
+"""A tree has so many times the nodes of the longest chain that could pay, at most."""
+
 _MOST_STOP = 0.9
 """However dear drafting is, nobody has to stop behind a token that is as likely to be kept as this."""
 
@@ -76,6 +79,8 @@ class AdaptiveController:
             length, prospect = best_length(self._hope(wish, wish.free), table, wish.most, around.decoding, margin)
             if not length:
                 self._learning.tally(wish.free).prospect = prospect
+            if wish.free in wish.widths:
+                length = min(wish.most, _BUSHY * length)
             best = max(best, length)
         return best
 
@@ -199,7 +204,7 @@ class AdaptiveController:
         """Learns from a step: costs, acceptances, and whether drafting keeps what it promised."""
         self._learning.observe(facts, self._step)
         self._step = StepPlan()
-        self._branching.end_step()
+        self._branching.end_step(self._trying.now)
 
     def release(self, request_id: int) -> None:
         """Forgets a request."""

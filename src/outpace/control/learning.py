@@ -82,6 +82,8 @@ class Learning:
                 step.expected[request_id] = sum(knowledge.survival(offer, offer.num_tokens))
             outcome = learn(knowledge.acceptance(name), knowledge.own(request_id, name), seen)
             outcomes.setdefault(name, []).append(outcome)
+            if outcome[4]:
+                knowledge.branches_of(name).pace.hasten(self._trying.now)
             knowledge.requests[request_id].num_tokens += accepted
             tally = self.tally(name)
             tally.drafts += 1

@@ -72,6 +72,11 @@ class Pace:
         self.interval = _SHORTEST if success else min(_LONGER * self.interval, self.longest)
         self.due = now + (1 if success else self.interval)
 
+    def hasten(self, now: int) -> None:
+        """Something at step `now` says that it may be worth more than it was."""
+        self.interval = max(_SHORTEST, 0.5 * self.interval)
+        self.due = min(self.due, now + self.interval)
+
     def restart(self, now: int) -> None:
         """It happened anyway at step `now`."""
         self.interval = _SHORTEST

@@ -23,11 +23,11 @@ _FIRST_EDGES = (0.3, 0.6)
 
 _GUESS_WEIGHT = 3.0
 _WEIGHT = 2.0
-_KEEP = 1.0 - 1.0 / 60.0
+_KEEP = 1.0 - 1.0 / 40.0
 
 
 class _Count:
-    """Candidates of a rank whose turn came: what was expected, what was right, how many there were; the old ones fade."""
+    """Candidates of a rank: right ones that were expected, how many were right, and how many there were; old ones fade."""
 
     __slots__ = ("expected", "kept", "seen")
 

@@ -41,7 +41,7 @@ class BranchGain:
 
     def __init__(self) -> None:
         self._means: list[_Mean | None] = [None] * _KINDS
-        self.pace = Pace(1.0, 0, longest=12.0)
+        self.pace = Pace(1.0, 0, longest=8.0)
         """When branches are tried next where they do not seem to pay."""
 
     def add(self, decoding: int, gain: float) -> None:

@@ -72,17 +72,19 @@ class _State:
 
 @dataclass(slots=True)
 class _Growing:
-    """A draft while it grows: tokens, the one before each (-1: the text), where in the text they were last, and how
-    likely each is kept."""
+    """A draft while it grows: tokens, the one before each (-1: the text), their number on its path, where in the text
+    they were last, and how likely each is kept."""
 
     ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
 
     def add(self, follower: Follower, parent: int, confidence: float) -> int:
         self.ids.append(follower.token)
         self.parents.append(parent)
+        self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
         self.positions.append(follower.position)
         self.confidence.append(confidence)
         return len(self.ids) - 1
@@ -98,7 +100,7 @@ class SuffixDrafter:
 
     Args:
         shortest: tokens that must match, at least 1.
-        factor: draft tokens for every token that matches.
+        factor: draft tokens, one behind the other, for every token that matches.
         offset: draft tokens added to that; may be negative.
         least_chance: a draft ends where its tokens are all kept with less than this chance, by their confidence. 0 for
             no such end.
@@ -209,14 +211,14 @@ class SuffixDrafter:
             width: most continuations of a token.
         """
         grown, order = _Growing(), itertools.count()
-        limit = min(most, int(self._factor * length + self._offset)) if length >= self._shortest else 0
+        deepest = int(self._factor * length + self._offset) if length >= self._shortest else 0
         heap: list[
             tuple[float, int, int, float, int, Follower]
         ] = []  # -chance, order, parent, confidence, length, token
-        parent, chance = -1, 1.0
-        while len(grown.ids) < limit:
-            followers = automaton.followers(state, width)
-            if not followers:
+        parent, chance, depth = -1, 1.0, 0
+        while deepest > 0 and len(grown.ids) < most:
+            followers = automaton.followers(state, width) if depth < deepest else []
+            if not followers and depth < deepest:
                 state = automaton.match
                 length = automaton.length(state)
                 followers = automaton.followers(state, width)
@@ -228,6 +230,7 @@ class SuffixDrafter:
                 break
             negative, _, parent, confidence, length, follower = heapq.heappop(heap)
             parent = grown.add(follower, parent, confidence)
+            depth = grown.depths[parent]
             chance, state, length = -negative, follower.state, length + 1
         return grown
 

@@ -130,9 +130,7 @@ class Steering:
             self._keep(turns, drafts)
         return drafts
 
-    def _look_up(
-        self, turns: Sequence[Turn], wishes: Mapping[int, Wish], drafts: list[Draft], decoding: int
-    ) -> None:
+    def _look_up(self, turns: Sequence[Turn], wishes: Mapping[int, Wish], drafts: list[Draft], decoding: int) -> None:
         """Asks whoever answers at once: grammars that prescribe text, and free drafters."""
         groups: dict[str, list[int]] = defaultdict(list)
         for index, wish in wishes.items():
@@ -194,7 +192,7 @@ class Steering:
                 self._whole[request.id] = offer, draft
 
     def _cut(self, draft: Draft, request: Request, kept: Selection) -> Draft:
-        """These tokens of a draft, and of its offer; what is left is a draft too, since no token is without its parent."""
+        """These tokens of a draft, and of its offer. No token is without its parent, so what is left is a draft too."""
         offer = self._offers.get(request.id)
         most = kept if isinstance(kept, int) else len(kept)
         if offer is None or len(draft) <= most:
