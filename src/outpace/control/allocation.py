@@ -146,6 +146,8 @@ def choose_computed(
         num_drafted: draft tokens of the step without this drafter.
         drafting: seconds of calls that are made anyway.
     """
+    if len(candidates) == 1:
+        return _for_one(candidates[0], round_seconds[0], step_seconds, tokens, num_drafted, drafting)
     best: tuple[int, list[int], float, float, int] | None = None
     best_rate = 0.0
     rate = tokens / (step_seconds[num_drafted] + drafting)
@@ -180,3 +182,28 @@ def choose_computed(
     length, chosen, expected, seconds, rows = best
     members = [candidates[at].index for at in chosen]
     return Share(members, length, best_rate, expected, seconds, seconds - step_seconds[rows] - drafting)
+
+
+def _for_one(
+    candidate: Candidate,
+    one_round: float,
+    step_seconds: Sequence[float],
+    tokens: float,
+    num_drafted: int,
+    drafting: float,
+) -> Share | None:
+    """The same where only one request may be drafted for, which is most often so."""
+    best, best_rate, best_expected, best_seconds = 0, 0.0, 0.0, 0.0
+    expected = tokens + candidate.branches - candidate.instead[1]
+    rows, fixed = num_drafted - candidate.instead[0], drafting + candidate.price
+    for length, chance in enumerate(candidate.survival, 1):
+        if chance < best_rate * one_round:
+            break  # nor does any token behind this one bring what its round costs
+        expected += chance
+        seconds = step_seconds[rows + length] + length * one_round + fixed
+        if expected > best_rate * seconds:
+            best, best_rate, best_expected, best_seconds = length, expected / seconds, expected, seconds
+    if not best:
+        return None
+    call = best_seconds - step_seconds[rows + best] - drafting
+    return Share([candidate.index], best, best_rate, best_expected, best_seconds, call)
