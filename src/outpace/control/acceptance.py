@@ -36,7 +36,7 @@ _FIRST_WEIGHT = 3.0
 _RECALLED_TOKENS = 6.0  # as many as a node counts at most when it was learnt another day
 _LOST = 0.005  # a draft is not looked at behind a token that is kept with less than this chance
 _YOUNG = 64  # drafts, up to which everything changes with every one
-_STALE = 4  # drafts after which chances are worked out anew
+_STALE, _STALE_STEPS = 4, 2  # drafts, and steps with drafts, after which chances are worked out anew
 _NO_BUCKET = len(BUCKET_EDGES) + 1  # for tokens without confidence
 _AVERAGE = _NO_BUCKET + 1  # over all confidences
 _NUM_BUCKETS = _AVERAGE + 1
@@ -100,7 +100,7 @@ class DrafterAcceptance:
         self.first = [0.0, 0.0, 0.0]
         """Expected, kept and seen among the first tokens of requests."""
         self.num_drafts = 0
-        self._fresh = 0
+        self._fresh = self._steps_behind = 0
 
     def correction(self) -> Correction:
         """For a request that is new to this drafter."""
@@ -191,7 +191,9 @@ class DrafterAcceptance:
             all_seen += seen
         add(_ROOT, all_kept, all_seen)
         self._add_to_bucket(_AVERAGE, all_kept, all_seen)
-        if self.num_drafts <= _YOUNG or self.num_drafts - self._fresh >= _STALE:
+        self._steps_behind += 1
+        stale = self.num_drafts - self._fresh >= _STALE and self._steps_behind >= _STALE_STEPS
+        if stale or self.num_drafts <= _YOUNG:
             self._forget_memo()
 
     def _add_to_bucket(self, bucket: int, kept: float, seen: float) -> None:
@@ -201,7 +203,7 @@ class DrafterAcceptance:
     def _forget_memo(self) -> None:
         self._memo.clear()
         self._best = None
-        self._fresh = self.num_drafts
+        self._fresh, self._steps_behind = self.num_drafts, 0
 
     def suppose(self, begin: int, confidence: Sequence[float], own: Correction) -> None:
         """Tokens from `begin` on were drafted and not verified: the average over all drafts takes their chances.

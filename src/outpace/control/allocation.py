@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 __all__ = ["Candidate", "Plan", "Share", "allocate", "choose_computed"]
 
@@ -58,30 +59,35 @@ def allocate(
         begin, chances = counts[0], survivals[0]
         order = None
     else:
-        order = sorted(
-            (-chance, index, position)
+        every = [
+            (chance, index)
             for index, survival in enumerate(survivals)
-            for position, chance in enumerate(survival[counts[index] :])
-        )
-        begin, chances = sum(counts), [-entry[0] for entry in order]
-        chances = [0.0] * begin + chances
+            for chance in (survival[counts[index] :] if counts[index] else survival)
+        ]
+        every.sort(key=_chance, reverse=True)  # of equal ones those of the first requests first
+        order = [index for _, index in every]
+        begin = sum(counts)
+        chances = [0.0] * begin + [chance for chance, _ in every]
     tokens = float(decoding) + sum(sum(survival[:count]) for survival, count in zip(survivals, counts, strict=True))
     best, best_tokens, base = begin, tokens, tokens / seconds[begin]
     rest, rest_rate = None, -1.0
     best_rate = base * (1.0 + margin)
     for count in range(begin + 1, len(chances) + 1):
         tokens += chances[count - 1]
-        rate = tokens / seconds[count]
-        if rate > rest_rate:
+        if tokens > rest_rate * seconds[count]:
+            rate = tokens / seconds[count]
             rest, rest_rate = (count, tokens - decoding, seconds[count]), rate
             if rate > best_rate:
                 best, best_tokens, best_rate = count, tokens, rate
     if order is None:
         counts[0] = best
     else:
-        for _, index, _ in order[: best - begin]:
+        for index in order[: best - begin]:
             counts[index] += 1
     return Plan(counts, best_tokens, seconds[best], rest)
+
+
+_chance = itemgetter(0)
 
 
 @dataclass(slots=True)
