@@ -75,8 +75,8 @@ class SpeculativeConfig:
     tree_width: int | None = _option(
         None,
         "most continuations of a draft token; 1: drafts are chains, more: they may be trees, num_speculative_tokens "
-        "counting all branches (method auto, suffix, draft_model or eagle3); None: under adaptive control what pays, under "
-        "fixed control 1",
+        "counting all branches (method auto, suffix, draft_model or eagle3); None: under adaptive control what pays, "
+        "under fixed control 1",
     )
     prompt_lookup_max: int = _option(8, "longest n-gram looked up, in tokens (method ngram)")
     prompt_lookup_min: int | None = _option(
