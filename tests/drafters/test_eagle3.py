@@ -290,6 +290,29 @@ def test_tokens_are_drawn_from_laws_over_the_draft_vocabulary(params: SamplingPa
     assert not draft.probabilities[:, [2, 5, 11]].any()
 
 
+def test_of_a_request_that_is_gone_few_states_wait() -> None:
+    """Rows are kept; states, which are large, only as far as they may soon become rows, and none without any row."""
+    cache = TokenCache()
+    drafter = Eagle3Drafter(ExactHead(), cache)
+    tokens = [at % V for at in range(400)]
+    for request, drafts in ((0, False), (1, True)):
+        drafter.start(request, tokens[:100], 100)
+        told = Observation(request, tokens[:100], 1, Draft(), (), 0, states_of(tokens, 0, 99))
+        drafter.observe([told])
+        if drafts:
+            drafter.propose([ask_for(tokens[:100], request_id=request)], 200)
+        later = Observation(request, tokens, 1, Draft(), (), 99, states_of(tokens, 99, 399))
+        drafter.observe([later])
+        drafter.release(request)
+    assert drafter.memory_bytes == cache.bytes_in_use + 64 * 6 * 4
+    assert cache.free_rows == 4096 - 99
+    drafter.start(2, tokens, 400)
+    drafter.observe([Observation(2, tokens, 1, Draft(), (), 390, states_of(tokens, 390, 399))])
+    assert drafter.rows_behind(2, 400) == 64 + 9 - 1
+    (draft,) = drafter.propose([ask_for(tokens, request_id=2)], 200)
+    assert len(draft) == 3
+
+
 def test_no_lane_no_room_no_draft() -> None:
     cache = TokenCache(num_lanes=1, max_rows=9)
     drafter = Eagle3Drafter(ExactHead(), cache)

@@ -11,10 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import outpace.heads.export as heads_export
 from outpace.cli.main import main
 from outpace.heads import Eagle3Config, Verifier, open_head, save_eagle3
 from outpace.models.adapter import ADAPTER_TYPE
 from outpace.models.config import expected_tensors
+from outpace.models.load import load_files
+from outpace.models.resolve import ALIASES, Alias
 from tests.models.tiny_models import SIZES
 from tests.models.tiny_tokenizers import byte_level
 
@@ -95,6 +98,23 @@ def test_rows_of_the_targets_head_are_written(draft_vocab: int, tied: bool, tmp_
     assert found.verifier == Verifier(str(target), ("LlamaForCausalLM",))
     saved(tmp_path / "named", config, verifier=Verifier(str(target)))
     assert export(tmp_path / "named", "vllm")[0] == 0, "the target that the head names is opened"
+
+
+def test_the_target_has_a_name_that_others_understand(
+    tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = saved(tmp_path / "head", tiny_config())
+    write_target(tmp_path / "target")
+    monkeypatch.chdir(tmp_path)
+    assert export(head, "vllm", "--target", "target")[0] == 0
+    verifier = open_head(tmp_path / "out").verifier
+    assert verifier is not None and verifier.name == str(tmp_path / "target")
+    monkeypatch.setitem(ALIASES, "tiny", Alias("Tiny", "no-such-package", "someone/tiny"))
+    opened = load_files("target")
+    monkeypatch.setattr(heads_export, "load_files", lambda *_, **__: opened)
+    assert export(head, "vllm", "--target", "tiny")[0] == 0
+    verifier = open_head(tmp_path / "out").verifier
+    assert verifier is not None and verifier.name == "someone/tiny"
 
 
 def test_another_target_is_refused(tmp_path: Path, export: Export) -> None:

@@ -105,6 +105,8 @@ def _parser() -> Parser:
 
 
 def _command(commands, name: str, text: str, run) -> Parser:  # type: ignore[no-untyped-def]
-    parser: Parser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
+    parser: Parser = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+    )
     parser.set_defaults(run=run)
     return parser

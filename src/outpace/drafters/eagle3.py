@@ -27,6 +27,8 @@ __all__ = ["Eagle3Drafter"]
 
 _SHORTEST = 16
 """Fewest rows worth keeping, or taking over."""
+_MOST_KEPT = 64
+"""States that wait to become rows, of a request that is gone: more than one proposal leaves."""
 
 
 class Eagle3Drafter:
@@ -90,10 +92,11 @@ class Eagle3Drafter:
         state = self._running.pop(request_id)
         if state is None:
             return
-        if state.num_rows + len(state.waiting) < _SHORTEST:
+        if state.num_rows < _SHORTEST:  # states alone would take much memory for a head that is seldom asked
             self._cache.release(state.lane)
             return
         self._forget_drafts(state)
+        state.drop_waiting(_MOST_KEPT)
         for key, other in list(self._kept.items()):
             if common_length(other.tokens, state.tokens, len(other.tokens)) == len(other.tokens):
                 self._cache.release(self._kept.pop(key).lane)

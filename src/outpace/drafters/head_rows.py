@@ -66,6 +66,12 @@ class HeadRows(OwnRows):
             self.waiting = self.waiting[too_many:]
             self.states = [torch.cat(self.states)[too_many:].clone()]
 
+    def drop_waiting(self, most: int) -> None:
+        """Forgets all but the first `most` of the states that wait."""
+        if len(self.waiting) > most:
+            self.waiting = self.waiting[:most]
+            self.states = [torch.cat(self.states)[:most].clone()]
+
     def take(self, count: int) -> torch.Tensor:
         """[count, Ht * layers] the first of the states that wait."""
         states = torch.cat(self.states)

@@ -20,7 +20,7 @@ from outpace.models.checkpoint import read_json
 from outpace.models.config import SUPPORTED_TYPES, DecoderConfig
 from outpace.models.eagle3 import with_target_rows
 from outpace.models.load import LoadedFiles, load_files
-from outpace.models.resolve import resolve_model
+from outpace.models.resolve import ALIASES, resolve_model
 
 __all__ = ["export_head"]
 
@@ -87,7 +87,12 @@ def _tensors(files: Eagle3Files, target: LoadedFiles | None) -> dict[str, torch.
 
 
 def _verifier_of(name: str, target: LoadedFiles) -> Verifier:
+    """The target by a name that another engine understands: a hub id or a whole path."""
     architectures = target.config.get("architectures") or []
+    if name in ALIASES:
+        name = ALIASES[name].repository
+    elif Path(name).expanduser().exists():
+        name = str(Path(name).expanduser().resolve())
     return Verifier(name, tuple(map(str, architectures)))
 
 
