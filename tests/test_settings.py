@@ -115,7 +115,19 @@ def test_branches_are_for_the_drafters_that_make_them() -> None:
         for part in SpeculativeConfig.parse({"method": "auto", "model": model, "tree_width": 3}).parts(adaptive=True)
     }
     assert widths == {"suffix": 3, "draft_model": 3, "early_exit": 1, "eagle3": 3}
-    assert SpeculativeConfig().tree_width == 1
+
+
+@pytest.mark.parametrize("control", ["adaptive", "fixed"])
+def test_a_width_that_nobody_chose_is_chosen_step_by_step_or_none(control: str) -> None:
+    config = SpeculativeConfig.parse({"method": "auto", "model": "some/draft"})
+    assert config.tree_width is None
+    for part in config.parts(adaptive=control == "adaptive"):
+        assert part.width_on(takes_trees=True) == (3 if control == "adaptive" else 1)
+        assert part.width_on(takes_trees=False) == 1
+    chains = SpeculativeConfig.parse({"model": "some/draft", "rejection_sample_method": "standard"})
+    assert [part.width_on(takes_trees=True) for part in chains.parts(adaptive=True)] == [1]
+    (lookup,) = SpeculativeConfig.parse("ngram").parts(adaptive=True)
+    assert lookup.width_on(takes_trees=True) == 1
 
 
 def test_the_shortest_ngram_follows_the_longest() -> None:

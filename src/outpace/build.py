@@ -321,19 +321,20 @@ def _plan_suffix(item: SpeculativeConfig, target: Source, config: EngineConfig, 
         if pool is not None and item.suffix_pool_file is not None:
             parts.at_end.append(lambda: pool.save(path, key))
         used = _with_possible_width(item, parts)
-        return SuffixDrafter(least_chance=least, pool=pool, tree_width=used.tree_width), used
+        return SuffixDrafter(least_chance=least, pool=pool, tree_width=used.tree_width or 1), used
 
     return make
 
 
 def _with_possible_width(item: SpeculativeConfig, parts: _Parts) -> SpeculativeConfig:
-    """The settings without branches where the target cannot verify them exactly; says so."""
-    if item.tree_width == 1 or parts.target.takes_trees:
-        return item
-    parts.notify(
-        f"tree_width={item.tree_width}: drafts are chains, for rows of a tree have other bits than those of chains here"
-    )
-    return replace(item, tree_width=1)
+    """The settings with a width, without branches where the target cannot verify them exactly; says so."""
+    width = item.width_on(parts.target.takes_trees)
+    if item.tree_width is not None and width < item.tree_width:
+        parts.notify(
+            f"tree_width={item.tree_width}: drafts are chains, for rows of a tree have other bits than those of chains "
+            "here"
+        )
+    return replace(item, tree_width=width)
 
 
 def _vocabulary_key(files: LoadedFiles) -> str:
@@ -366,7 +367,7 @@ def _plan_draft_model(item: SpeculativeConfig, target: Source, config: EngineCon
         parts.relative_costs["draft_model"] = model.bytes_per_token / parts.target.bytes_per_token
         used = _with_possible_width(item, parts)
         drafter = DraftModelDrafter(
-            model, cache, max_model_len=capacity, weight_bytes=model.weight_bytes, tree_width=used.tree_width
+            model, cache, max_model_len=capacity, weight_bytes=model.weight_bytes, tree_width=used.tree_width or 1
         )
         return drafter, used
 
@@ -439,7 +440,7 @@ def _plan_eagle3(item: SpeculativeConfig, target: Source, config: EngineConfig, 
         cache = head.new_cache(config.max_num_seqs, parts.max_model_len, parts.max_rows)
         parts.relative_costs["eagle3"] = head.bytes_per_token / parts.target.bytes_per_token
         used = _with_possible_width(item, parts)
-        return Eagle3Drafter(head, cache, tree_width=used.tree_width), used
+        return Eagle3Drafter(head, cache, tree_width=used.tree_width or 1), used
 
     return make
 

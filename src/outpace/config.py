@@ -38,7 +38,7 @@ KERNELS = ("auto", "native", "torch")
 _FREE = ("suffix", "ngram")
 """Methods that look drafts up, which costs next to nothing."""
 _MOST_FREE, _MOST_COMPUTED, _MOST_FIXED = 16, 8, 5
-_MOST_BRANCHES = 8
+_MOST_BRANCHES, _AUTOMATIC_WIDTH = 8, 3
 MAX_LOOKUP = 32
 """Longest n-gram that prompt lookup compares."""
 _BELONGS_TO = {
@@ -72,10 +72,11 @@ class SpeculativeConfig:
         f"most draft tokens a step; None: under adaptive control {_MOST_FREE} where drafts are looked up and "
         f"{_MOST_COMPUTED} where they are computed, under fixed control {_MOST_FIXED}",
     )
-    tree_width: int = _option(
-        1,
-        "most continuations of a draft token; 1: drafts are chains, more: trees, num_speculative_tokens counting all "
-        "branches (method auto, suffix, draft_model or eagle3)",
+    tree_width: int | None = _option(
+        None,
+        "most continuations of a draft token; 1: drafts are chains, more: they may be trees, num_speculative_tokens "
+        "counting all branches (method auto, suffix, draft_model or eagle3); None: under adaptive control what pays, "
+        "under fixed control 1",
     )
     prompt_lookup_max: int = _option(8, "longest n-gram looked up, in tokens (method ngram)")
     prompt_lookup_min: int | None = _option(
@@ -113,7 +114,7 @@ class SpeculativeConfig:
                 raise InvalidParameter(
                     f"{name}={getattr(self, name)!r} goes with method {methods[0]!r}, not {self.method!r}"
                 )
-        if self.tree_width > 1:
+        if self.tree_width is not None and self.tree_width > 1:
             self._check_trees()
         if self.suffix_pool_file is not None and not self.suffix_decoding_max_cached_requests:
             raise InvalidParameter(
@@ -139,13 +140,12 @@ class SpeculativeConfig:
         put("prompt_lookup_max", _count("prompt_lookup_max", self.prompt_lookup_max, MAX_LOOKUP))
         shortest = min(2, self.prompt_lookup_max) if self.prompt_lookup_min is None else self.prompt_lookup_min
         put("prompt_lookup_min", _count("prompt_lookup_min", shortest, self.prompt_lookup_max))
-        put("tree_width", _count("tree_width", self.tree_width, _MOST_BRANCHES))
         name = "suffix_decoding_max_cached_requests"
         most = getattr(self, name)
         put(name, check_integer(name, most, low=0 if most == 0 else 8, text="an integer: 0 (off), or at least 8"))
-        for name in ("exit_layer", "disable_by_batch_size"):
+        for name, limit in (("exit_layer", None), ("disable_by_batch_size", None), ("tree_width", _MOST_BRANCHES)):
             if getattr(self, name) is not None:
-                put(name, _count(name, getattr(self, name)))
+                put(name, _count(name, getattr(self, name), limit))
 
     def _check_words(self) -> None:
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
@@ -172,15 +172,24 @@ class SpeculativeConfig:
         """The drafters these settings mean, one method each, in order of preference; none for method "none".
 
         Args:
-            adaptive: how much is drafted is chosen in every step, and `num_speculative_tokens` is only the most.
+            adaptive: how much is drafted is chosen in every step, and `num_speculative_tokens` is only the most. Then
+                `tree_width` stays None where it is chosen too.
         """
-        return [part._with_most(adaptive) for part in self._parts()]
+        return [part._with_limits(adaptive) for part in self._parts()]
 
-    def _with_most(self, adaptive: bool) -> SpeculativeConfig:
-        if self.num_speculative_tokens is not None:
-            return self
-        most = _MOST_FREE if self.method in _FREE else _MOST_COMPUTED
-        return replace(self, num_speculative_tokens=most if adaptive else _MOST_FIXED)
+    def _with_limits(self, adaptive: bool) -> SpeculativeConfig:
+        most, width = self.num_speculative_tokens, self.tree_width
+        if most is None:
+            most = (_MOST_FREE if self.method in _FREE else _MOST_COMPUTED) if adaptive else _MOST_FIXED
+        if width is None and not (adaptive and self.method in _BRANCHING and self.rejection_sample_method == "coupled"):
+            width = 1
+        return replace(self, num_speculative_tokens=most, tree_width=width)
+
+    def width_on(self, takes_trees: bool) -> int:
+        """The most continuations of a token, by whether the target verifies drafts with branches exactly."""
+        if not takes_trees:
+            return 1
+        return _AUTOMATIC_WIDTH if self.tree_width is None else self.tree_width
 
     def _parts(self) -> list[SpeculativeConfig]:
         if self.method == "none":
@@ -191,7 +200,7 @@ class SpeculativeConfig:
         if self.model is None:
             return [suffix]
         word = _from_word(self.model)
-        branches = self.tree_width if word["method"] in _BRANCHING else 1
+        branches = self.tree_width if word["method"] in _BRANCHING else None
         named = replace(self, **word, tree_width=branches)
         return [suffix, named] if named.method in ("draft_model", "early_exit", "eagle3") else [suffix]
 

@@ -16,10 +16,14 @@ __all__ = [
     "DraftCall",
     "DrafterReport",
     "Offer",
+    "Selection",
     "StepFacts",
     "VerifiedOffer",
     "Wish",
 ]
+
+Selection = int | tuple[int, ...]
+"""What of a draft is verified: its first n tokens, or these of a draft with branches, ascending, with their parents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Wish:
         free: name of its free drafter, which is asked before `allot`; None if it has none.
         computing: names of its computing drafters, each with the rows it has to compute before it can draft.
         remaining: most tokens still to come.
+        widths: of the drafters that can branch for it, the most continuations of a token; of the others it is 1.
     """
 
     request_id: int
@@ -39,6 +44,7 @@ class Wish:
     free: str | None
     computing: Mapping[str, int]
     remaining: int
+    widths: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +75,18 @@ class Allotment:
     """What is done for one request in this step.
 
     Args:
-        keep: tokens of the offer at hand that are verified.
+        keep: what of the offer at hand is verified.
         drafter: the computing drafter that is asked instead; `keep` is 0 then. None: nobody is asked.
-        num_tokens: how many tokens it is asked for.
+        num_tokens: how many tokens it is asked for, branches included.
+        width: most continuations of a token, no more than the wish allows; 1 for a chain.
         stop_below: it may stop as soon as the product of its confidences, as `Controller.calibrated` sees them, falls
             below this; 0 for never.
     """
 
-    keep: int = 0
+    keep: Selection = 0
     drafter: str | None = None
     num_tokens: int = 0
+    width: int = 1
     stop_below: float = 0.0
 
 
@@ -92,6 +100,7 @@ class DraftCall:
         num_rounds: passes of its model, the tokens on the longest path of a draft.
         catch_up_rows: rows it computed of what was committed before.
         seconds: of the call.
+        num_wide: of the requests, those whose drafts were free to branch.
     """
 
     drafter: str
@@ -99,6 +108,7 @@ class DraftCall:
     num_rounds: int
     catch_up_rows: int
     seconds: float
+    num_wide: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +121,15 @@ class VerifiedOffer:
             is one, was rejected.
         path: of a draft with branches, which of its tokens these are; every child of the last of them was rejected.
             None for a chain.
+        whole: the draft as it was made, if it had branches, before anybody cut it; None for a chain.
+        followed: the tokens of `whole` that the text went along, from the root on, verified or not.
     """
 
     offer: Offer
     num_accepted: int
     path: tuple[int, ...] | None = None
+    whole: Offer | None = None
+    followed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

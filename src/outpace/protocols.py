@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outpace.decisions import Allotment, ControlReport, Offer, StepFacts, Wish
+from outpace.decisions import Allotment, ControlReport, Offer, Selection, StepFacts, Wish
 from outpace.structured import StructuredOutputs
 from outpace.types import Ask, Draft, ForwardResult, Observation, Pack, Segment
 
@@ -289,12 +289,14 @@ class DrafterNeeds:
         target_rows: it writes to the target's cache rows and returns drafts with `resume`.
         every_row: it must observe all rows of a prompt, so that its requests never begin behind rows that were
             computed for another.
+        width: most continuations of a token in its drafts; 1 if they are chains. It takes heed of `Ask.width`.
     """
 
     aux_layers: tuple[int, ...] = ()
     computes: bool = False
     target_rows: bool = False
     every_row: bool = False
+    width: int = 1
 
 
 class Drafter(Protocol):
@@ -349,8 +351,8 @@ class Drafter(Protocol):
 class Controller(Protocol):
     """Decides who drafts how much, so that tokens come as fast as they can. What it decides never changes a token.
 
-    In every step with decoding requests: ceilings, allot, keep (if somebody computed), observe. A step may end early
-    (a fault, nobody to draft for): calls that are left out are no error.
+    In every step with decoding requests: ceilings, width, allot, keep (if somebody computed), observe. A step may end
+    early (a fault, nobody to draft for): calls that are left out are no error.
     """
 
     def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:
@@ -361,6 +363,15 @@ class Controller(Protocol):
             other_rows: rows of the step that are not theirs: prompts, and decoding requests without drafters. As far
                 as they are known by now: what they are in the end is told to `allot` and `keep`.
             other_decoding: how many of the other rows are those of decoding requests.
+        """
+        ...
+
+    def width(self, wish: Wish, decoding: int) -> int:
+        """Most continuations of a token in the draft of the free drafter of a wish, which can branch: 1 for a chain.
+
+        Args:
+            wish: asked before `allot`.
+            decoding: requests that get a token each in this step.
         """
         ...
 
@@ -377,8 +388,8 @@ class Controller(Protocol):
         """
         ...
 
-    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[int]:
-        """How many tokens of every draft are verified, now that all are there; 0 for a draft that is not worth it.
+    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> Sequence[Selection]:
+        """What of every draft is verified, now that all are there; 0 for a draft that is not worth it.
 
         Args:
             offers: every draft at hand, also the ones of free drafters, as `allot` cut them; one a request.
@@ -387,7 +398,9 @@ class Controller(Protocol):
         """
         ...
 
-    def calibrated(self, request_id: int, drafter: str, position: int, confidence: float) -> float:
+    def calibrated(
+        self, request_id: int, drafter: str, position: int, confidence: float, before: Sequence[float] = ()
+    ) -> float:
         """The chance that a draft token is kept if those before it are, from what the drafter says of it.
 
         Args:
@@ -395,6 +408,7 @@ class Controller(Protocol):
             drafter: who makes it.
             position: of the token in the draft, from 0.
             confidence: the drafter's own estimate, 0 to 1.
+            before: the same of the siblings that come before it, the most likely first.
         """
         ...
 

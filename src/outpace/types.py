@@ -194,8 +194,9 @@ class Ask:
             own, and the draft has to carry the probabilities they were drawn with.
         stop_below: a draft that is this unlikely to be kept as a whole need not grow further: the product of `chance`
             over its tokens. 0 for never.
-        chance: (position in the draft, the drafter's own confidence in the token there) -> chance that it is kept if
-            those before it are. In a tree the position is the depth.
+        chance: (position in the draft, the drafter's own confidence in the token there, its confidences in the siblings
+            before it) -> chance that it is kept if those before it are. In a tree the position is the depth.
+        width: most continuations of a token, for drafters that can branch; None: as many as they are made for.
     """
 
     request_id: int
@@ -208,7 +209,8 @@ class Ask:
     rules: Rules | None = None
     coupled: bool = True
     stop_below: float = 0.0
-    chance: Callable[[int, float], float] | None = None
+    chance: Callable[[int, float, Sequence[float]], float] | None = None
+    width: int | None = None
 
     def choice(self, path: Sequence[int]) -> Choice:
         """How the draft token after `path` is drawn, `path` being the draft so far."""

@@ -32,6 +32,9 @@ class _Trial:
     def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:
         return [min(wish.most, _DRAFT_TOKENS) for wish in wishes]
 
+    def width(self, wish: Wish, decoding: int) -> int:
+        return 1
+
     def allot(
         self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
     ) -> list[Allotment]:
@@ -40,7 +43,9 @@ class _Trial:
     def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[int]:
         return [0] * len(offers)
 
-    def calibrated(self, request_id: int, drafter: str, position: int, confidence: float) -> float:
+    def calibrated(
+        self, request_id: int, drafter: str, position: int, confidence: float, before: Sequence[float] = ()
+    ) -> float:
         return confidence
 
     def observe(self, facts: StepFacts) -> None:

@@ -16,7 +16,7 @@ def verify(
     confidence: list[float] | None = None,
 ) -> int:
     accepted = next((i for i, chance in enumerate(chances) if rng.random() >= chance), len(chances))
-    acceptance.observe([(len(chances), accepted, confidence, own)])
+    acceptance.observe([(len(chances), accepted, confidence, own, ())])
     return accepted
 
 
@@ -52,8 +52,8 @@ def test_what_a_drafter_says_is_calibrated() -> None:
 def test_tokens_behind_the_first_rejected_one_say_nothing() -> None:
     one, two = DrafterAcceptance(), DrafterAcceptance()
     for _ in range(10):
-        one.observe([(5, 0, None, one.correction())])
-        two.observe([(1, 0, None, two.correction())])
+        one.observe([(5, 0, None, one.correction(), ())])
+        two.observe([(1, 0, None, two.correction(), ())])
     assert one.chance(0, None, Correction(1.0)) == two.chance(0, None, Correction(1.0))
     assert one.state() == two.state()
 
@@ -67,13 +67,13 @@ def test_a_request_that_cannot_be_guessed_is_found_out_in_a_few_drafts_and_again
     own = acceptance.correction()
     assert acceptance.chance(0, None, own) > 0.65
     for _ in range(6):
-        acceptance.observe([(3, 0, None, own)])
+        acceptance.observe([(3, 0, None, own, ())])
     assert acceptance.chance(0, None, own) < 0.4
     for _ in range(14):
-        acceptance.observe([(3, 0, None, own)])
+        acceptance.observe([(3, 0, None, own, ())])
     assert acceptance.chance(0, None, own) < 0.12
     for _ in range(6):
-        acceptance.observe([(3, 3, None, own)])
+        acceptance.observe([(3, 3, None, own, ())])
     assert acceptance.chance(0, None, own) > 0.4
 
 
@@ -92,10 +92,10 @@ def test_requests_begin_as_the_ones_before_them_began() -> None:
 def test_old_outcomes_fade_also_where_nothing_new_comes() -> None:
     acceptance = DrafterAcceptance()
     for _ in range(100):
-        acceptance.observe([(4, 0, None, acceptance.correction())])
-        acceptance.observe([(4, 4, None, acceptance.correction())])
+        acceptance.observe([(4, 0, None, acceptance.correction(), ())])
+        acceptance.observe([(4, 4, None, acceptance.correction(), ())])
     for _ in range(300):
-        acceptance.observe([(1, 1, None, acceptance.correction())])
+        acceptance.observe([(1, 1, None, acceptance.correction(), ())])
     own = Correction(1.0)
     assert acceptance.chance(0, None, own) > 0.9
     assert acceptance.chance(3, None, own) > 0.9  # forgotten, so like the others
@@ -107,7 +107,7 @@ def test_a_drafter_that_changes_is_seen_by_requests_that_are_new_to_it() -> None
         for _ in range(60):
             own = acceptance.correction()
             for _ in range(3):
-                acceptance.observe([(1, kept, None, own)])
+                acceptance.observe([(1, kept, None, own, ())])
         chance = acceptance.chance(0, None, acceptance.correction())
         assert chance > 0.7 if kept else chance < 0.1
 
@@ -117,9 +117,9 @@ def test_cut_tokens_are_part_of_the_average() -> None:
     for acceptance in (plain, fair):
         own = acceptance.correction()
         for _ in range(50):  # tokens it is sure of are kept, others are rejected
-            acceptance.observe([(1, 1, [0.95], own), (1, 0, [0.15], own)])
+            acceptance.observe([(1, 1, [0.95], own, ()), (1, 0, [0.15], own, ())])
         for _ in range(100):  # and by now nobody verifies those
-            acceptance.observe([(1, 1, [0.95], own)])
+            acceptance.observe([(1, 1, [0.95], own, ())])
             if acceptance is fair:
                 acceptance.suppose(0, [0.15], own)
     assert fair.average_survival(1, Correction(1.0))[0] < plain.average_survival(1, Correction(1.0))[0] - 0.2
@@ -129,7 +129,7 @@ def test_longer_drafts_than_positions_are_counted_with_the_last() -> None:
     acceptance = DrafterAcceptance()
     count = MAX_POSITIONS + 5
     for _ in range(50):
-        acceptance.observe([(count, count, None, acceptance.correction())])
+        acceptance.observe([(count, count, None, acceptance.correction(), ())])
     assert len(acceptance.survival(count, None, Correction(1.0))) == count
     assert acceptance.chance(count, None, Correction(1.0)) == acceptance.chance(MAX_POSITIONS, None, Correction(1.0))
 
@@ -137,10 +137,10 @@ def test_longer_drafts_than_positions_are_counted_with_the_last() -> None:
 def test_hope_is_above_the_likely_and_falls_with_what_is_known() -> None:
     acceptance, own = DrafterAcceptance(), Correction(1.0)
     for _ in range(2):
-        acceptance.observe([(1, 0, None, own)])
+        acceptance.observe([(1, 0, None, own, ())])
     early = acceptance.hopeful_chance(own) / acceptance.average_survival(1, own)[0]
     for _ in range(40):
-        acceptance.observe([(1, 0, None, own)])
+        acceptance.observe([(1, 0, None, own, ())])
     assert early > 1.2
     assert acceptance.hopeful_chance(own) < 0.2
     assert acceptance.best_chance(own) < 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -41,7 +42,7 @@ def test_confidence_is_the_probability_before_temperature_and_filters() -> None:
 def test_a_draft_stops_with_the_token_that_makes_it_too_unlikely() -> None:
     asked: list[tuple[int, float]] = []
 
-    def chance(position: int, confidence: float) -> float:
+    def chance(position: int, confidence: float, before: Sequence[float]) -> float:
         asked.append((position, confidence))
         return 0.6
 

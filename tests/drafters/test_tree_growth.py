@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -76,7 +77,7 @@ def test_nodes_that_are_hardly_kept_get_no_children() -> None:
     """The one who asks says how likely a token is kept and where it is not worth going on."""
     heard: list[tuple[int, float]] = []
 
-    def chance(position: int, confidence: float) -> float:
+    def chance(position: int, confidence: float, before: Sequence[float]) -> float:
         heard.append((position, confidence))
         return 0.5
 

@@ -49,7 +49,7 @@ def test_trees_beside_chains_that_take_turns_and_are_cut(way: str, quantization:
     """Trees of a draft model and of the text, chains of an early exit with kept states, in one pack and one request."""
     jobs = jobs_for(8)
     longest = max(len(job.prompt) for job in jobs) + TOKENS
-    controller = ChaosController(2)  # of its kind, one that verifies trees whose kept path lies scattered
+    controller = ChaosController(3)  # of its kind, one that verifies trees whose kept path lies scattered
     engine = make_engine(
         ("suffix_tree", "tree", "adapter"),
         quantization,

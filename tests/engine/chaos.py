@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from outpace.decisions import Allotment, ControlReport, Offer, StepFacts, Wish
+from outpace.decisions import Allotment, ControlReport, Offer, Selection, StepFacts, Wish
 
 __all__ = ["ChaosController"]
 
@@ -22,6 +22,7 @@ class ChaosController:
         self._kept: dict[int, int] = {}
         self._open = False
         self.known: set[int] = set()
+        self.widths: set[int] = set()
         self.chosen: dict[str | None, int] = {}
         self.facts: list[StepFacts] = []
 
@@ -31,6 +32,10 @@ class ChaosController:
             assert wish.most >= 1 and wish.remaining > wish.most and (wish.free or wish.computing)
             assert all(rows >= 0 for rows in wish.computing.values())
         return [self._up_to(wish.most) if self._random.random() < 0.3 else wish.most for wish in wishes]
+
+    def width(self, wish: Wish, decoding: int) -> int:
+        assert wish.free is not None and wish.widths[wish.free] > 1 and decoding >= 1
+        return self._width(wish.widths[wish.free])
 
     def allot(
         self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
@@ -44,22 +49,39 @@ class ChaosController:
         if wish.computing and self._random.random() < 0.5:
             drafter = self._random.choice(sorted(wish.computing))
             self.chosen[drafter] = self.chosen.get(drafter, 0) + 1
-            return Allotment(drafter=drafter, num_tokens=self._up_to(wish.most))
+            width = self._width(wish.widths.get(drafter, 1))
+            self.widths.add(width)
+            return Allotment(drafter=drafter, num_tokens=self._up_to(wish.most), width=width)
         if offer is None:
             return Allotment()
         self.chosen[offer.drafter] = self.chosen.get(offer.drafter, 0) + 1
-        keep = offer.num_tokens if offer.fixed else self._up_to(offer.num_tokens)
-        self._kept[wish.request_id] = keep
+        keep = self._some_of(offer)
+        self._kept[wish.request_id] = keep if isinstance(keep, int) else len(keep)
         return Allotment(keep=keep)
 
-    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[int]:
+    def _some_of(self, offer: Offer) -> Selection:
+        """The first tokens, or any subtree."""
+        if offer.fixed:
+            return offer.num_tokens
+        if offer.parents is None or self._random.random() < 0.3:
+            return self._up_to(offer.num_tokens)
+        kept: list[int] = []
+        for node, parent in enumerate(offer.parents):
+            if (parent < 0 or parent in kept) and self._random.random() < 0.85:
+                kept.append(node)
+        return tuple(kept)
+
+    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[Selection]:
         assert other_rows >= other_decoding >= 0
         for offer in offers:
             assert offer.num_tokens >= 1 and offer.num_tokens <= self._kept.get(offer.request_id, offer.num_tokens)
             assert offer.confidence is None or len(offer.confidence) == offer.num_tokens
-        return [offer.num_tokens if offer.fixed else self._up_to(offer.num_tokens) for offer in offers]
+        return [self._some_of(offer) for offer in offers]
 
-    def calibrated(self, request_id: int, drafter: str, position: int, confidence: float) -> float:
+    def calibrated(
+        self, request_id: int, drafter: str, position: int, confidence: float, before: Sequence[float] = ()
+    ) -> float:
+        assert 0.0 <= confidence <= 1.0 and all(0.0 <= other <= 1.0 for other in before)
         return confidence
 
     def observe(self, facts: StepFacts) -> None:
@@ -75,6 +97,9 @@ class ChaosController:
 
     def report(self) -> ControlReport:
         return ControlReport({}, len(self.facts), 0.0, 0.0)
+
+    def _width(self, most: int) -> int:
+        return most if self._random.random() < 0.5 else self._random.randint(1, most)
 
     def _up_to(self, most: int) -> int:
         return self._random.randint(0, most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ import outpace.engine.engine as engine_module
 import outpace.engine.pack as pack_module
 import outpace.engine.verifying as verifying_module
 from outpace.control.fixed import FixedController
-from outpace.decisions import Offer, StepFacts
+from outpace.decisions import Allotment, Offer, StepFacts, Wish
 from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.params import SamplingParams
 from outpace.structured import StructuredOutputs
@@ -70,6 +71,14 @@ def test_trees_that_are_cut_and_given_up_change_no_token(batch: int, rows: int, 
         assert all(-1 <= parent < node for node, parent in enumerate(parents))
         assert seen.path is not None and len(seen.path) == seen.num_accepted
         assert not seen.path or chain_of(parents, seen.path[-1]) == list(seen.path)
+    assert controller.widths == {1, 2, 3}, "as wide as it was told"
+    cut = [seen for facts in controller.facts for seen in facts.drafts if seen.whole is not None]
+    assert any(len(seen.followed) > seen.num_accepted for seen in cut), "the text went along what was not verified"
+    for seen in cut:
+        assert seen.whole is not None and seen.whole.parents is not None
+        assert seen.whole.num_tokens >= seen.offer.num_tokens
+        assert not seen.followed or chain_of(seen.whole.parents, seen.followed[-1]) == list(seen.followed)
+        assert seen.num_accepted <= len(seen.followed) <= seen.num_accepted + 1
 
 
 def two_wide(chain: Sequence[int], right_first: bool) -> Draft:
@@ -333,3 +342,30 @@ def test_depths_of_drafts() -> None:
     assert draft.depth == 3 and draft.paths == [(0,), (0, 1), (2,), (0, 1, 3)] and not draft.is_chain
     assert depths_of(draft.parents) == [0, 1, 0, 2]
     assert Draft().is_chain and Draft().depth == 0
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_a_drafter_is_as_wide_as_it_is_asked_to_be(width: int) -> None:
+    class Narrow(Watching):
+        def allot(
+            self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
+        ) -> list[Allotment]:
+            assert all(wish.widths == {"draft_model": 3} for wish in wishes)
+            return [Allotment(drafter="draft_model", num_tokens=wish.most, width=width) for wish in wishes]
+
+    controller = Narrow()
+    jobs = [Job([i, 3], WARM) for i in range(3)]
+    engine = make_engine(HistoryModel(V), TokenCache(), {"draft_model": tree_drafter()}, k=8, controller=controller)
+    for job, result in zip(jobs, run(engine, jobs), strict=True):
+        assert result.outputs[0].token_ids == plain(HistoryModel(V), job)
+    parents = [offer.parents or tuple(range(-1, offer.num_tokens - 1)) for offer in controller.offers]
+    assert max(Counter(each).most_common(1)[0][1] for each in parents) == width
+    calls = [call for facts in controller.facts for call in facts.calls]
+    assert all(call.num_wide == (call.num_requests if width > 1 else 0) for call in calls)
+
+
+def test_drafts_for_rejection_sampling_are_never_asked_to_branch() -> None:
+    for verification in ("standard", "block"):
+        drafters = {"draft_model": tree_drafter()}
+        engine = make_engine(HistoryModel(V), TokenCache(), drafters, verification=verification)
+        assert not engine.prepare([1, 2], WARM).plan.widths

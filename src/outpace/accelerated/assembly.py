@@ -134,7 +134,7 @@ def _suffix(part: SpeculativeConfig, target: TransformersModel, config: EngineCo
     return SuffixDrafter(
         least_chance=LEAST_CHANCE[config.speculative_control],
         pool=OutputPool(max_outputs=most) if most else None,
-        tree_width=part.tree_width if target.takes_trees else 1,
+        tree_width=part.width_on(target.takes_trees),
     )
 
 
@@ -179,7 +179,7 @@ def _draft_model(
     assert config.max_model_len is not None and config.cache_tokens is not None
     capacity = min(draft.max_model_len, config.max_model_len)
     cache = draft.new_cache(config.max_num_seqs, capacity, config.cache_tokens)
-    width = speculative.tree_width if target.takes_trees and draft.takes_trees else 1
+    width = speculative.width_on(target.takes_trees and draft.takes_trees)
     return DraftModelDrafter(draft, cache, max_model_len=capacity, weight_bytes=draft.weight_bytes, tree_width=width)
 
 

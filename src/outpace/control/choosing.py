@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from outpace.control.allocation import Candidate, Plan, Share, allocate, choose_computed
+from outpace.control.branches import Ranked
 from outpace.control.knowledge import Knowledge
 from outpace.control.report import Prospect
+from outpace.control.widths import LEAST_GAIN
 from outpace.decisions import Offer, Wish
 
 __all__ = ["Choice", "Surroundings", "best_length", "catch_up_price", "choose"]
@@ -45,7 +48,8 @@ class Choice:
         tokens: expected of the step.
         total: seconds expected of the step, drafting included.
         num_drafted: draft tokens in it.
-        survivals: of every wish, chances of the draft at hand.
+        survivals: of every wish, falling chances of the tokens of the draft at hand.
+        ranked: of the wishes with such a draft, by index, whose chances these are.
         prospects: by drafter that is at hand and was not chosen at all.
     """
 
@@ -55,6 +59,7 @@ class Choice:
     total: float
     num_drafted: int
     survivals: list[list[float]]
+    ranked: dict[int, Ranked]
     shares: dict[str, Share] = field(default_factory=dict)
     prospects: dict[str, Prospect] = field(default_factory=dict)
 
@@ -64,26 +69,34 @@ class Choice:
         return sum(share.drafting for share in self.shares.values())
 
 
-def best_length(chance: float, seconds: Sequence[float], decoding: int, margin: float) -> tuple[int, Prospect | None]:
+def best_length(
+    chance: float, seconds: Sequence[float], most: int, decoding: int, margin: float, each: float = 0.0
+) -> tuple[int, Prospect | None]:
     """The draft length for one request that pays most if every token has this chance; else 0, and the best one's price.
 
     Args:
         chance: of a token, if those before it are kept.
-        seconds: [1 + most] of the step by draft tokens.
+        seconds: [1 + most, or more] of the step by draft tokens.
+        most: tokens of the draft.
         decoding: requests that get a token each.
         margin: by how much drafts must be better, relative.
+        each: seconds that drafting a token takes.
     """
     plain = decoding / seconds[0]
     tokens, alive = float(decoding), 1.0
     best, best_tokens, rate = 0, tokens, 0.0
-    for length in range(1, len(seconds)):
+    behind = chance / (1.0 - chance) if chance < 1.0 else math.inf  # of all tokens behind one that is kept, in sum
+    for length in range(1, min(most + 1, len(seconds))):
         alive *= chance
         tokens += alive
-        if tokens > rate * seconds[length]:
-            best, best_tokens, rate = length, tokens, tokens / seconds[length]
+        total = seconds[length] + length * each
+        if tokens > rate * total:
+            best, best_tokens, rate = length, tokens, tokens / total
+        elif tokens + alive * behind <= rate * total:
+            break  # not with all that may follow
     if rate > plain * (1.0 + margin):
         return best, None
-    return 0, Prospect(best, best_tokens - decoding, seconds[best] - seconds[0], 0.0, rate / plain)
+    return 0, Prospect(best, best_tokens - decoding, seconds[best] - seconds[0], best * each, rate / plain)
 
 
 def choose(
@@ -97,13 +110,19 @@ def choose(
 
     No computing drafter is asked beside prompt rows: somebody waits for a first token.
     """
-    survivals = [_at_hand(knowledge, wish, offer) for wish, offer in zip(wishes, offers, strict=True)]
+    found = {
+        index: _at_hand(knowledge, wishes[index], offer) for index, offer in enumerate(offers) if offer is not None
+    }
+    survivals = [found[index].survival if index in found else [] for index in range(len(wishes))]
     fixed = [len(s) if offer is not None and offer.fixed else 0 for s, offer in zip(survivals, offers, strict=True)]
-    most = sum(max(wish.most, len(survival)) for wish, survival in zip(wishes, survivals, strict=True))
+    most = sum(
+        max(wish.most, len(survival)) if wish.computing else max(1, len(survival))
+        for wish, survival in zip(wishes, survivals, strict=True)
+    )
     seconds = knowledge.step_seconds(around.rows, around.prompt_rows, most)
     plan = allocate(survivals, seconds, decoding=around.decoding, at_least=fixed, margin=margin)
     num_drafted = sum(plan.counts)
-    choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted, survivals)
+    choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted, survivals, found)
     if not num_drafted and plan.second_best is not None:
         count, kept, total = plan.second_best
         ratio = (around.decoding + kept) / total / plan.rate
@@ -111,21 +130,20 @@ def choose(
         choice.prospects.update({offer.drafter: prospect for offer in offers if offer is not None and offer.num_tokens})
     if not around.prompt_rows:
         free = [i for i, wish in enumerate(wishes) if wish.computing and not fixed[i]]
-        _add_computed(knowledge, choice, wishes, free, margin)
+        _add_computed(knowledge, around, choice, wishes, free, margin)
     return choice
 
 
-def _at_hand(knowledge: Knowledge, wish: Wish, offer: Offer | None) -> list[float]:
-    """Chances of the tokens of a draft that may be verified."""
-    if offer is None:
-        return []
+def _at_hand(knowledge: Knowledge, wish: Wish, offer: Offer) -> Ranked:
+    """The tokens of a draft that may be verified."""
     if offer.fixed:
-        return knowledge.survival(offer, offer.num_tokens)
-    return knowledge.survival(offer, min(wish.most, knowledge.longest(offer.drafter)))
+        return knowledge.ranked(offer, offer.num_tokens)
+    return knowledge.ranked(offer, min(wish.most, knowledge.longest(offer.drafter)))
 
 
 def _add_computed(
     knowledge: Knowledge,
+    around: Surroundings,
     choice: Choice,
     wishes: Sequence[Wish],
     open_to: list[int],
@@ -136,7 +154,7 @@ def _add_computed(
     while names:
         found = []
         for name in sorted(names):
-            share = _share(knowledge, choice, name, wishes, open_to)
+            share = _share(knowledge, around, choice, name, wishes, open_to)
             if share is not None:
                 found.append((share.rate, name, share))
         if not found:
@@ -146,7 +164,7 @@ def _add_computed(
         if rate <= enough:
             for _, loser, promise in found:
                 choice.prospects[loser] = _prospect(choice, promise)
-            hopeful = _share(knowledge, choice, name, wishes, open_to, hopeful=True)
+            hopeful = _share(knowledge, around, choice, name, wishes, open_to, hopeful=True)
             if hopeful is None or hopeful.rate <= enough:
                 return
             share = hopeful
@@ -180,6 +198,7 @@ def _new_drafter(knowledge: Knowledge, share: Share, name: str, wishes: Sequence
 
 def _share(
     knowledge: Knowledge,
+    around: Surroundings,
     choice: Choice,
     name: str,
     wishes: Sequence[Wish],
@@ -191,6 +210,7 @@ def _share(
 
     Args:
         knowledge: what is learnt.
+        around: what the step computes in any case.
         choice: so far.
         name: of the drafter.
         wishes: all.
@@ -211,7 +231,10 @@ def _share(
                 survival = [UNTRIED**position for position in range(1, 1 + wish.most)]
             count = choice.plan.counts[index]
             price = catch_up_price(knowledge, name, wish, 1.0 + sum(survival))
-            candidates.append(Candidate(index, survival, (count, sum(choice.survivals[index][:count])), price))
+            instead = (count, sum(choice.survivals[index][:count])) if count else (0, 0.0)
+            branches = knowledge.branch_gain(wish.request_id, name, around.decoding) if name in wish.widths else None
+            gain = branches if branches is not None and branches > LEAST_GAIN and not hopeful else 0.0
+            candidates.append(Candidate(index, survival, instead, price, gain))
     if not candidates:
         return None
     unit = knowledge.target.now.seconds(1)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outpace.control.branches import selected, sibling_chance
+from outpace.control.branching import Branching, row_price
 from outpace.control.choosing import UNTRIED, Choice, Surroundings, best_length, choose
 from outpace.control.knowledge import ControlSettings, Knowledge
 from outpace.control.learning import Learning
 from outpace.control.probing import ProbingBudget
 from outpace.control.step import StepPlan
 from outpace.control.trying import Trying
-from outpace.decisions import Allotment, ControlReport, Offer, StepFacts, Wish
+from outpace.decisions import Allotment, ControlReport, Offer, Selection, StepFacts, Wish
 
 __all__ = ["AdaptiveController"]
 
@@ -27,6 +29,13 @@ _HOPE = 0.2
 """Of the rejections in the best class of drafts, as many may be missing in a draft that nobody has seen yet."""
 
 
+_BUSHY = 2
+"""A tree has so many times the nodes of the longest chain that could pay, at most."""
+
+_MOST_STOP = 0.9
+"""However dear drafting is, nobody has to stop behind a token that is as likely to be kept as this."""
+
+
 class AdaptiveController:
     """Implements `outpace.protocols.Controller`; see docs/control.md.
 
@@ -39,6 +48,7 @@ class AdaptiveController:
         self.knowledge = knowledge if knowledge is not None else Knowledge(settings or ControlSettings())
         self._budget = ProbingBudget()
         self._trying = Trying(self.knowledge, self._budget)
+        self._branching = Branching(self.knowledge)
         self._learning = Learning(self.knowledge, self._budget, self._trying)
         self._step = StepPlan()
 
@@ -61,21 +71,30 @@ class AdaptiveController:
             costs = knowledge.costs(name)
             chance = self._hope(wish, name) if knowledge.is_known(name) else UNTRIED
             one = knowledge.target.now.seconds(1) * costs.passes.seconds(around.decoding) / around.decoding
-            priced = [seconds + length * one for length, seconds in enumerate(table[: wish.most + 1])]
-            length, prospect = best_length(chance, priced, around.decoding, margin)
+            length, prospect = best_length(chance, table, wish.most, around.decoding, margin, one)
             if not length:
                 self._learning.tally(name).prospect = prospect
             best = max(best, wish.most if length else 0)
         if wish.free is not None and best < wish.most:
-            length, prospect = best_length(self._hope(wish, wish.free), table[: wish.most + 1], around.decoding, margin)
+            length, prospect = best_length(self._hope(wish, wish.free), table, wish.most, around.decoding, margin)
             if not length:
                 self._learning.tally(wish.free).prospect = prospect
+            if wish.free in wish.widths:
+                length = min(wish.most, _BUSHY * length)
             best = max(best, length)
         return best
 
     def _hope(self, wish: Wish, name: str) -> float:
         chance = self.knowledge.acceptance(name).best_chance(self.knowledge.own(wish.request_id, name))
         return 1.0 - (1.0 - _HOPE) * (1.0 - chance)
+
+    def width(self, wish: Wish, decoding: int) -> int:
+        """As wide as it can be where branches pay, or nobody knows: lookups branch for nothing."""
+        assert wish.free is not None
+        if self._branching.pays(wish.request_id, wish.free, decoding) is False:
+            return 1
+        self._branching.asked(wish.request_id, wish.free, wish.most)
+        return wish.widths[wish.free]
 
     def allot(
         self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
@@ -87,13 +106,22 @@ class AdaptiveController:
         choice = choose(self.knowledge, around, wishes, offers, margin)
         for name, prospect in choice.prospects.items():
             self._learning.tally(name).prospect = prospect
+        self._look_at_branches(choice, offers, around)
         if self._plain_is_due(choice, around) and not any(offer is not None and offer.fixed for offer in offers):
             return [Allotment()] * len(wishes)
-        allotments = self._allotments(choice, wishes, step)
+        allotments = self._allotments(choice, wishes, around, step)
         if not around.prompt_rows:
             self._trying.probe(choice, wishes, offers, allotments, step)
         step.foresee(choice, wishes, allotments)
         return allotments
+
+    def _look_at_branches(self, choice: Choice, offers: Sequence[Offer | None], around: Surroundings) -> None:
+        """What branches of the drafts at hand bring."""
+        row = row_price(choice.seconds, choice.num_drafted, choice.tokens, choice.total)
+        for index, found in choice.ranked.items():
+            offer = offers[index]
+            assert offer is not None
+            self._branching.look_at(offer, found, around.decoding, row)
 
     def _plain_is_due(self, choice: Choice, around: Surroundings) -> bool:
         """Whether to leave all drafts out once, to see what they add to a step: it is a guess, or may have changed."""
@@ -110,8 +138,13 @@ class AdaptiveController:
         self._budget.charge(min(price, self._budget.seconds))
         return True
 
-    def _allotments(self, choice: Choice, wishes: Sequence[Wish], step: StepPlan) -> list[Allotment]:
-        allotments = [Allotment(keep=count) for count in choice.plan.counts]
+    def _allotments(
+        self, choice: Choice, wishes: Sequence[Wish], around: Surroundings, step: StepPlan
+    ) -> list[Allotment]:
+        orders = {index: found.order for index, found in choice.ranked.items()}
+        allotments = [
+            Allotment(keep=selected(orders.get(index), count)) for index, count in enumerate(choice.plan.counts)
+        ]
         per_token = choice.total / choice.tokens
         last = min(choice.num_drafted, len(choice.seconds) - 2)
         slope = choice.seconds[last + 1] - choice.seconds[last] if last >= 0 else 0.0
@@ -119,32 +152,59 @@ class AdaptiveController:
             costs = self.knowledge.costs(name)
             many = len(share.members)
             one_round = self.knowledge.target.now.seconds(1) * costs.passes.seconds(many) / many
-            stop_below = min(0.9, (slope + one_round) / per_token)
+            acceptance = self.knowledge.acceptance(name)
+            step.calls[name] = one_round
+            known = self.knowledge.is_known(name)
             for index in share.members:
-                most = wishes[index].most
-                asked = most if costs.stops and costs.num_calls else min(share.num_tokens, most)
-                allotments[index] = Allotment(drafter=name, num_tokens=asked, stop_below=stop_below)
-                if not self.knowledge.is_known(name):
-                    step.whole.add(wishes[index].request_id)
+                wish = wishes[index]
+                asked = wish.most if costs.stops and costs.num_calls else min(share.num_tokens, wish.most)
+                width = self._width(wish, name, around, one_round * share.num_tokens) if known else 1
+                if width > 1:
+                    asked = wish.most
+                    self._branching.asked(wish.request_id, name, asked)
+                # The token behind this one is computed in any case, and verified only if that turns out to be worth it.
+                chance = acceptance.average_chance(1, self.knowledge.own(wish.request_id, name))
+                stop_below = min(_MOST_STOP, (slope + one_round / chance) / per_token)
+                allotments[index] = Allotment(0, name, asked, width, stop_below)
+                if not known:
+                    step.whole.add(wish.request_id)
             step.drafting += share.drafting
         return allotments
 
-    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[int]:
+    def _width(self, wish: Wish, drafter: str, around: Surroundings, drafting: float) -> int:
+        """How wide a computing drafter is asked to draft, be it to see what that brings, in `drafting` seconds."""
+        most = wish.widths.get(drafter, 1)
+        if most == 1:
+            return 1
+        pays = self._branching.pays(wish.request_id, drafter, around.decoding)
+        if pays is None:
+            price = (self.knowledge.costs(drafter).wide - 1.0) * drafting
+            if not self._budget.affords(max(0.0, price)):
+                return 1
+            self._budget.charge(max(0.0, price))
+        return 1 if pays is False else most
+
+    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[Selection]:
         """Cuts what is not worth its row, now that what was computed has been paid for."""
         if not offers:
             return []
         around = _around(offers, other_rows, other_decoding)
-        return self._step.keep(self.knowledge, around, offers)
+        return self._step.keep(self.knowledge, self._branching, around, offers)
 
-    def calibrated(self, request_id: int, drafter: str, position: int, confidence: float) -> float:
+    def calibrated(
+        self, request_id: int, drafter: str, position: int, confidence: float, before: Sequence[float] = ()
+    ) -> float:
         """From what became of tokens of which this drafter said the like."""
-        knowledge = self.knowledge
-        return knowledge.acceptance(drafter).chance(position, confidence, knowledge.own(request_id, drafter))
+        acceptance, own = self.knowledge.acceptance(drafter), self.knowledge.own(request_id, drafter)
+        if before:
+            return sibling_chance(acceptance, own, position, confidence, before)
+        return acceptance.chance(position, confidence, own)
 
     def observe(self, facts: StepFacts) -> None:
         """Learns from a step: costs, acceptances, and whether drafting keeps what it promised."""
         self._learning.observe(facts, self._step)
         self._step = StepPlan()
+        self._branching.end_step(self._trying.now)
 
     def release(self, request_id: int) -> None:
         """Forgets a request."""

@@ -15,6 +15,7 @@ UNKNOWN_RELATIVE = 0.25
 
 _PROMPT_NOISE = 0.3  # prompt rows need no logits and attend differently: they say less about rows that are verified
 _OTHER_THREADS_DOUBT = 0.5
+_WIDE, _WIDE_STEP = 1.15, 0.15  # first guess, and how far one call moves it
 _FEW_SHARE = 0.1  # parts of a call below this share of it are not timed by it
 
 
@@ -66,6 +67,7 @@ class DraftCosts:
         passes: of one token for so many requests.
         row: price of a row of catching up.
         stops: whether it stops drafting where it was told to.
+        wide: its pass where drafts may branch, over one of chains.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class DraftCosts:
         self.row = row if row is not None else guess * (RowCosts(shape, seconds=1.0).seconds(64) - 1.0) / 63.0
         self.num_calls = num_calls
         self.stops = False
+        self.wide = _WIDE
 
     def call(self, num_requests: int, num_rounds: int, catch_up_rows: int) -> float:
         """Expected price of a call."""
@@ -99,6 +102,11 @@ class DraftCosts:
         expected = rounds + call.catch_up_rows * self.row
         factor = call.seconds / (unit * expected)
         share = rounds / expected
+        if self.num_calls and 2 * call.num_wide >= max(1, call.num_requests):
+            if share > _FEW_SHARE:
+                found = (factor - 1.0 + share) / share  # of the rounds alone
+                self.wide += _WIDE_STEP * (max(0.5 * self.wide, min(2.0 * self.wide, found)) - self.wide)
+            return
         if not self.num_calls:
             # All guesses were made together, so they are wrong together. First calls also make what is made once.
             self.passes.observe(max(1, call.num_requests), self.passes.seconds(call.num_requests) * factor, 3.0 * NOISE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outpace.control.report import Tally
-from outpace.decisions import Allotment, ControlReport, Offer, StepFacts, Wish
+from outpace.decisions import Allotment, ControlReport, Offer, Selection, StepFacts, Wish
 
 __all__ = ["FixedController"]
 
@@ -25,6 +25,10 @@ class FixedController:
         """All that is wished for."""
         return [wish.most for wish in wishes]
 
+    def width(self, wish: Wish, decoding: int) -> int:
+        """All that it is made for."""
+        return 1 if wish.free is None else wish.widths.get(wish.free, 1)
+
     def allot(
         self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
     ) -> list[Allotment]:
@@ -34,16 +38,20 @@ class FixedController:
             if offer is not None and offer.num_tokens:
                 allotments.append(Allotment(keep=min(offer.num_tokens, wish.most)))
             elif wish.computing and wish.most:
-                allotments.append(Allotment(drafter=next(iter(wish.computing)), num_tokens=wish.most))
+                drafter = next(iter(wish.computing))
+                width = wish.widths.get(drafter, 1)
+                allotments.append(Allotment(drafter=drafter, num_tokens=wish.most, width=width))
             else:
                 allotments.append(Allotment())
         return allotments
 
-    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[int]:
+    def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[Selection]:
         """Everything."""
         return [offer.num_tokens for offer in offers]
 
-    def calibrated(self, request_id: int, drafter: str, position: int, confidence: float) -> float:
+    def calibrated(
+        self, request_id: int, drafter: str, position: int, confidence: float, before: Sequence[float] = ()
+    ) -> float:
         """What the drafter says."""
         return confidence
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outpace.control.acceptance import Correction, DrafterAcceptance
+from outpace.control.branches import Ranked, ranked
 from outpace.control.costs import DraftCosts, TargetCosts
 from outpace.control.requests import Requests
 from outpace.control.row_costs import NATIVE_SHAPE
+from outpace.control.widths import BranchGain
 from outpace.decisions import Offer
 
 __all__ = ["ControlSettings", "Knowledge"]
@@ -46,6 +48,7 @@ class Knowledge:
         self.target = TargetCosts(settings.shape)
         self.draft_costs: dict[str, DraftCosts] = {}
         self.acceptances: dict[str, DrafterAcceptance] = {}
+        self.branches: dict[str, BranchGain] = {}
         self.requests = Requests()
 
     def costs(self, drafter: str) -> DraftCosts:
@@ -62,8 +65,23 @@ class Knowledge:
             self.acceptances[drafter] = found
         return found
 
+    def branches_of(self, drafter: str) -> BranchGain:
+        found = self.branches.get(drafter)
+        if found is None:
+            found = self.branches[drafter] = BranchGain()
+        return found
+
+    def branch_gain(self, request_id: int, drafter: str, decoding: int) -> float | None:
+        """Tokens that branches bring a draft of this request, what they cost deducted; None if that is not known."""
+        own = self.requests[request_id].branches.get(drafter)
+        found = None if own is None else own.expected(decoding)
+        return self.branches_of(drafter).expected(decoding) if found is None else found
+
     def own(self, request_id: int, drafter: str) -> Correction:
         """How a request differs for a drafter."""
+        found = self.requests.known_correction(request_id, drafter)
+        if found is not None:
+            return found
         return self.requests[request_id].correction(drafter, self.acceptance(drafter).correction)
 
     def longest(self, drafter: str) -> int:
@@ -74,13 +92,22 @@ class Knowledge:
         """Whether a computing drafter was called and enough of its drafts were seen to believe what they say."""
         return self.costs(drafter).num_calls > 0 and self.acceptance(drafter).num_drafts >= _FEW_DRAFTS
 
-    def survival(self, offer: Offer, most: int) -> list[float]:
-        """Chances of the tokens of a draft at hand; of one that was drawn, before anybody knew what was drawn."""
+    def ranked(self, offer: Offer, most: int) -> Ranked:
+        """The best tokens of a draft at hand; of one that was drawn, before anybody knew what was drawn."""
         acceptance, own = self.acceptance(offer.drafter), self.own(offer.request_id, offer.drafter)
+        if offer.parents is not None:
+            found = ranked(acceptance, own, offer)
+            return found if most >= offer.num_tokens else found._replace(survival=found.survival[:most])
         count = min(most, offer.num_tokens)
         if offer.fixed:
-            return acceptance.average_survival(count, own)
-        return acceptance.survival(count, offer.confidence, own)
+            survival = acceptance.average_survival(count, own)
+        else:
+            survival = acceptance.survival(count, offer.confidence, own)
+        return Ranked(survival, None, survival)
+
+    def survival(self, offer: Offer, most: int) -> list[float]:
+        """The chances of them that they are kept, and all before them on their path."""
+        return self.ranked(offer, most).survival
 
     def step_seconds(self, base: int, prompt_rows: int, count: int) -> list[float]:
         """[1 + count] seconds of a step with 0, 1, ... draft tokens beside `base` rows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outpace.control.acceptance import Outcome
+from outpace.control.branches import learn
 from outpace.control.knowledge import Knowledge
 from outpace.control.probing import ProbingBudget
 from outpace.control.report import Tally
@@ -79,8 +80,10 @@ class Learning:
             name, request_id = offer.drafter, offer.request_id
             if request_id not in step.expected:
                 step.expected[request_id] = sum(knowledge.survival(offer, offer.num_tokens))
-            outcome = (offer.num_tokens, accepted, offer.confidence, knowledge.own(request_id, name))
+            outcome = learn(knowledge.acceptance(name), knowledge.own(request_id, name), seen)
             outcomes.setdefault(name, []).append(outcome)
+            if outcome[4]:
+                knowledge.branches_of(name).pace.hasten(self._trying.now)
             knowledge.requests[request_id].num_tokens += accepted
             tally = self.tally(name)
             tally.drafts += 1

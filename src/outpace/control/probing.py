@@ -57,18 +57,25 @@ class Pace:
     Args:
         interval: steps until the first time.
         now: the step.
+        longest: most steps between two times.
     """
 
-    __slots__ = ("due", "interval")
+    __slots__ = ("due", "interval", "longest")
 
-    def __init__(self, interval: float, now: int) -> None:
+    def __init__(self, interval: float, now: int, longest: float = _LONGEST) -> None:
         self.interval = interval
+        self.longest = longest
         self.due = now + interval
 
     def tried(self, now: int, success: bool) -> None:
         """It was tried at step `now`."""
-        self.interval = _SHORTEST if success else min(_LONGER * self.interval, _LONGEST)
+        self.interval = _SHORTEST if success else min(_LONGER * self.interval, self.longest)
         self.due = now + (1 if success else self.interval)
+
+    def hasten(self, now: int) -> None:
+        """Something at step `now` says that it may be worth more than it was."""
+        self.interval = max(_SHORTEST, 0.5 * self.interval)
+        self.due = min(self.due, now + self.interval)
 
     def restart(self, now: int) -> None:
         """It happened anyway at step `now`."""

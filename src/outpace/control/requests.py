@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outpace.control.acceptance import Correction
 from outpace.control.probing import Pace
+from outpace.control.widths import BranchGain
 
 __all__ = ["RequestState", "Requests"]
 
@@ -21,16 +22,24 @@ class RequestState:
         num_tokens: that came so far.
         corrections: by drafter.
         paces: by drafter, when it is tried next if it does not seem to pay.
+        branches: by drafter, what they bring.
     """
 
     num_tokens: int = 0
     corrections: dict[str, Correction] = field(default_factory=dict)
     paces: dict[str, Pace] = field(default_factory=dict)
+    branches: dict[str, BranchGain] = field(default_factory=dict)
 
     def correction(self, drafter: str, make: Callable[[], Correction]) -> Correction:
         found = self.corrections.get(drafter)
         if found is None:
             found = self.corrections[drafter] = make()
+        return found
+
+    def branches_of(self, drafter: str) -> BranchGain:
+        found = self.branches.get(drafter)
+        if found is None:
+            found = self.branches[drafter] = BranchGain()
         return found
 
     def pace(self, drafter: str, interval: float, now: int) -> Pace:
@@ -56,6 +65,11 @@ class Requests:
                 del self._states[next(iter(self._states))]
             found = self._states[request_id] = RequestState()
         return found
+
+    def known_correction(self, request_id: int, drafter: str) -> Correction | None:
+        """None if it has none yet."""
+        state = self._states.get(request_id)
+        return None if state is None else state.corrections.get(drafter)
 
     def release(self, request_id: int) -> None:
         self._states.pop(request_id, None)

@@ -81,6 +81,7 @@ class RowCosts:
         self._covariance[0, 0] = (_UNKNOWN_SCALE if seconds is None else doubt) ** 2
         self._regain = self._prior * (_DRIFT_EVERY * _SHAPE_DRIFT)
         self._knots: list[float] | None = None
+        self._table: list[float] = []  # of 1, 2, ... rows, as far as anybody asked
         self._far_off = 0.0
         self._changing = False
         self.num_passes = 0
@@ -100,17 +101,21 @@ class RowCosts:
         knots = self._at_knots()
         if first + count <= 9:
             return knots[first - 1 : first - 1 + count]
-        result: list[float] = []
-        low = min(bisect_right(KNOTS, first), len(KNOTS) - 1) - 1
-        rows, end = first, first + count
-        while rows < end:  # one stretch between two knots after another
-            begin, stop = KNOTS[low], KNOTS[low + 1]
-            slope = (knots[low + 1] - knots[low]) / (stop - begin)
-            until = end if low == len(KNOTS) - 2 else min(end, stop)
+        if len(self._table) < first + count - 1:
+            self._extend(knots, first + count - 1)
+        return self._table[first - 1 : first - 1 + count]
+
+    def _extend(self, knots: Sequence[float], rows: int) -> None:
+        """Makes the table of all numbers of rows go to this one, whole stretches between two knots at a time."""
+        table = self._table = list(knots[:8])
+        low = 7
+        while len(table) < rows:
+            begin, end = KNOTS[low], KNOTS[low + 1]
+            slope = (knots[low + 1] - knots[low]) / (end - begin)
+            until = max(end, rows) if low == len(KNOTS) - 2 else end
             base = knots[low] - slope * begin
-            result += [base + slope * each for each in range(rows, until)]
-            rows, low = until, low + 1
-        return result
+            table += [base + slope * each for each in range(begin + 1, until + 1)]
+            low += 1
 
     def doubt(self, rows: int, others: int) -> float:
         """What is not known of the seconds of `rows`, over those of `others` rows: a standard deviation, relative.
@@ -202,6 +207,7 @@ class RowCosts:
             raw = self._state[1:] + self._log_shape
             raw += self._state[0]
             knots: list[float] = np.exp(raw).tolist()
+            self._table = []
             self._knots = knots if knots == sorted(knots) else _evened(np.array(knots))
         return self._knots
 

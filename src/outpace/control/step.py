@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outpace.control.allocation import allocate
+from outpace.control.branches import selected, size
+from outpace.control.branching import Branching, row_price
 from outpace.control.choosing import Choice, Surroundings
 from outpace.control.knowledge import Knowledge
-from outpace.decisions import Allotment, Offer, Wish
+from outpace.decisions import Allotment, Offer, Selection, Wish
 
 __all__ = ["StepPlan"]
 
@@ -21,9 +23,10 @@ class StepPlan:
         whole: requests whose drafts are verified whatever they promise, since they are made to learn from.
         drafting: seconds that calls are expected to take.
         expected: by request, the draft tokens that are expected to be kept.
+        calls: by drafter, seconds that a pass of it takes for one request.
     """
 
-    __slots__ = ("asked", "drafting", "expected", "probes", "whole")
+    __slots__ = ("asked", "calls", "drafting", "expected", "probes", "whole")
 
     def __init__(self) -> None:
         self.asked: dict[int, Allotment] = {}
@@ -31,6 +34,7 @@ class StepPlan:
         self.whole: set[int] = set()
         self.drafting = 0.0
         self.expected: dict[int, float] = {}
+        self.calls: dict[str, float] = {}
 
     def foresee(
         self,
@@ -43,20 +47,25 @@ class StepPlan:
             if allotment.drafter is not None:
                 self.asked[wish.request_id] = allotment
             elif allotment.keep:
-                self.expected[wish.request_id] = sum(survival[: allotment.keep])
+                self.expected[wish.request_id] = sum(survival[: size(allotment.keep)])
 
-    def keep(self, knowledge: Knowledge, around: Surroundings, offers: Sequence[Offer]) -> list[int]:
-        """How many tokens of every draft are worth verifying."""
-        survivals = [knowledge.survival(offer, offer.num_tokens) for offer in offers]
+    def keep(
+        self, knowledge: Knowledge, branching: Branching, around: Surroundings, offers: Sequence[Offer]
+    ) -> list[Selection]:
+        """What of every draft is worth verifying."""
+        found = [knowledge.ranked(offer, offer.num_tokens) for offer in offers]
+        survivals = [each.survival for each in found]
         whole = [offer.num_tokens if offer.fixed or offer.request_id in self.whole else 0 for offer in offers]
-        seconds = knowledge.step_seconds(around.rows, around.prompt_rows, sum(map(len, survivals)))
+        seconds = knowledge.step_seconds(around.rows, around.prompt_rows, sum(offer.num_tokens for offer in offers))
         if self.drafting:
             seconds = [value + self.drafting for value in seconds]
-        counts = allocate(survivals, seconds, decoding=around.decoding, at_least=whole).counts
-        for offer, survival, count in zip(offers, survivals, counts, strict=True):
-            self.expected[offer.request_id] = sum(survival[:count])
-            self._look_at(knowledge, offer, survival, count)
-        return counts
+        plan = allocate(survivals, seconds, decoding=around.decoding, at_least=whole)
+        row = row_price(seconds, sum(plan.counts), plan.tokens, plan.seconds)
+        for offer, each, count in zip(offers, found, plan.counts, strict=True):
+            self.expected[offer.request_id] = sum(each.survival[:count])
+            branching.look_at(offer, each, around.decoding, row, self.calls.get(offer.drafter, 0.0) * plan.rate)
+            self._look_at(knowledge, offer, each.survival, count)
+        return [selected(each.order, count) for each, count in zip(found, plan.counts, strict=True)]
 
     def _look_at(self, knowledge: Knowledge, offer: Offer, survival: Sequence[float], count: int) -> None:
         """Learns from a computed draft what its verification cannot tell."""
@@ -65,6 +74,6 @@ class StepPlan:
             return
         if offer.num_tokens < asked.num_tokens and survival and survival[-1] < asked.stop_below:
             knowledge.costs(offer.drafter).stops = True
-        if count < offer.num_tokens:
+        if count < offer.num_tokens and offer.parents is None:  # of a tree more is known than was verified
             own = knowledge.own(offer.request_id, offer.drafter)
             knowledge.acceptance(offer.drafter).suppose(count, offer.confidence, own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableSequence, Sequence
 
+from outpace.control.branches import size
 from outpace.control.choosing import Choice
 from outpace.control.knowledge import Knowledge
 from outpace.control.probing import Pace, ProbingBudget
@@ -87,7 +88,7 @@ class Trying:
         """Seconds that are lost if what was chosen for a request is left out: what it saves beyond what it costs."""
         per_token = choice.total / choice.tokens
         if taken.keep and offer is not None:
-            return per_token * sum(self._knowledge.survival(offer, taken.keep))
+            return per_token * sum(self._knowledge.survival(offer, size(taken.keep)))
         if taken.drafter is None:
             return 0.0
         acceptance, own = self._knowledge.acceptance(taken.drafter), self._knowledge.own(wish.request_id, taken.drafter)

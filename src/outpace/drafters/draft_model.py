@@ -35,17 +35,16 @@ class DraftModelDrafter:
     """
 
     name = "draft_model"
-    needs = DrafterNeeds(computes=True)
 
     def __init__(
         self, model: TargetModel, cache: Cache, *, max_model_len: int, weight_bytes: int = 0, tree_width: int = 1
     ) -> None:
         assert tree_width == 1 or (tree_width > 1 and model.takes_trees)
+        self.needs = DrafterNeeds(computes=True, width=tree_width)
         self._model = model
         self._cache = cache
         self._max_len = min(max_model_len, cache.capacity)
         self._weight_bytes = weight_bytes
-        self._tree_width = tree_width
         self._states: dict[int, OwnRows | None] = {}  # None: no lane was free, so nothing is drafted
 
     @property
@@ -91,7 +90,7 @@ class DraftModelDrafter:
         state = self._states[ask.request_id]
         if state is None:
             return None
-        return begin(ask, state, ask.token_ids[state.num_rows :], self._cache.reserve, self._max_len, self._tree_width)
+        return begin(ask, state, ask.token_ids[state.num_rows :], self._cache.reserve, self._max_len, self.needs.width)
 
     def feed_committed(self, growths: Sequence[Growing], *, wanted: bool) -> torch.Tensor:
         """See `own_rows.Feeder`."""

@@ -44,10 +44,9 @@ class Eagle3Drafter:
     name = "eagle3"
 
     def __init__(self, head: FeatureHead, cache: Cache, *, tree_width: int = 1) -> None:
-        self.needs = DrafterNeeds(head.aux_layers, computes=True)
+        self.needs = DrafterNeeds(head.aux_layers, computes=True, width=tree_width)
         self._head = head
         self._cache = cache
-        self._tree_width = tree_width
         self._running: dict[int, HeadRows | None] = {}  # None: no lane was free, so nothing is drafted
         self._kept: OrderedDict[int, HeadRows] = OrderedDict()  # of requests that are gone, the oldest first
 
@@ -75,9 +74,8 @@ class Eagle3Drafter:
             first = seen.first_position
             if first > 0 and not state.known_end:
                 self._take_over(state, first)
-            states = torch.cat([seen.aux[layer] for layer in self.needs.aux_layers], -1)
-            known = max(0, state.known_end - first)
-            state.add(first + known, states[known:])
+            assert first >= state.known_end, "states of a position come once"
+            state.add(first, torch.cat([seen.aux[layer] for layer in self.needs.aux_layers], -1))
 
     def rows_behind(self, request_id: int, num_tokens: int) -> int:
         state = self._running[request_id]
@@ -148,7 +146,7 @@ class Eagle3Drafter:
         if state is None or not state.waiting:
             return None
         rows = [ask.token_ids[position + 1] for position in state.waiting]
-        return begin(ask, state, rows, self._reserve, self._cache.capacity, self._tree_width)
+        return begin(ask, state, rows, self._reserve, self._cache.capacity, self.needs.width)
 
     def feed_committed(self, growths: Sequence[Growing], *, wanted: bool) -> torch.Tensor:
         """See `own_rows.Feeder`."""

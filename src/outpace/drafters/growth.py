@@ -48,7 +48,7 @@ class Growth:
     def push(self, token: int, confidence: float) -> None:
         """Adds a token."""
         if self.ask.chance is not None:
-            self.survival *= self.ask.chance(len(self.ids), confidence)
+            self.survival *= self.ask.chance(len(self.ids), confidence, ())
         self.ids.append(token)
         self.confidence.append(confidence)
 

@@ -134,13 +134,15 @@ def begin(
         rows: committed tokens to feed first, at least one.
         reserve: (lane, rows) -> whether there is room for so many; as `Cache.reserve`.
         max_rows: rows of a lane that it can compute.
-        width: most children of a node; drafts for rejection sampling are chains all the same.
+        width: most children of a node, as far as the ask allows them; drafts for rejection sampling are chains all the
+            same.
     """
     size = state.num_rows + len(rows)
     limit = min(ask.num_draft_tokens, max_rows - size + 1)
     if limit < 1:
         return None
     state.fed.clear()
+    width = width if ask.width is None else min(width, ask.width)
     if width > 1 and ask.coupled:
         most = min(_ROWS_A_NODE * (limit - 1), max_rows - size)
         if reserve(state.lane, size + most):

@@ -75,17 +75,19 @@ class _State:
 
 @dataclass(slots=True)
 class _Growing:
-    """A draft while it grows: tokens, the one before each (-1: the text), where in the text they were last, and how
-    likely each is kept."""
+    """A draft while it grows: tokens, the one before each (-1: the text), their number on its path, where in the text
+    they were last, and how likely each is kept."""
 
     ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
 
     def add(self, follower: Follower, parent: int, confidence: float) -> int:
         self.ids.append(follower.token)
         self.parents.append(parent)
+        self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
         self.positions.append(follower.position)
         self.confidence.append(confidence)
         return len(self.ids) - 1
@@ -101,7 +103,7 @@ class SuffixDrafter:
 
     Args:
         shortest: tokens that must match, at least 1.
-        factor: draft tokens for every token that matches.
+        factor: draft tokens, one behind the other, for every token that matches.
         offset: draft tokens added to that; may be negative.
         least_chance: a draft ends where its tokens are all kept with less than this chance, by their confidence. 0 for
             no such end.
@@ -113,7 +115,6 @@ class SuffixDrafter:
     """
 
     name = "suffix"
-    needs = DrafterNeeds()
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class SuffixDrafter:
         self._offset = offset
         self._least_chance = least_chance
         self._pool = pool
-        self._tree_width = tree_width
+        self.needs = DrafterNeeds(width=tree_width)
         self._states: dict[int, _State] = {}
 
     @property
@@ -174,27 +175,31 @@ class SuffixDrafter:
         state = self._states[ask.request_id]
         _catch_up(state, ask.token_ids)
         found = None if state.matcher is None else state.matcher.find(ask.token_ids)
-        most = ask.num_draft_tokens
+        most, width = ask.num_draft_tokens, self.needs.width
+        if ask.width is not None:
+            width = min(width, ask.width)
         if found is None:
-            return self._from_own_text(state, most)
+            return self._from_own_text(state, most, width)
         if found.length > state.automaton.length(state.automaton.match):
-            return self._from_pool(found, most) or self._from_own_text(state, most)
-        return self._from_own_text(state, most) or self._from_pool(found, most)
+            return self._from_pool(found, most, width) or self._from_own_text(state, most, width)
+        return self._from_own_text(state, most, width) or self._from_pool(found, most, width)
 
-    def _from_own_text(self, state: _State, most: int) -> Draft:
+    def _from_own_text(self, state: _State, most: int, width: int) -> Draft:
         automaton = state.automaton
-        grown = self._follow(automaton, automaton.match, automaton.length(automaton.match), _OWN, most)
+        grown = self._follow(automaton, automaton.match, automaton.length(automaton.match), _OWN, most, width)
         sources = ["prompt" if place < state.num_prompt_tokens else "output" for place in grown.positions]
         return grown.draft(sources)
 
-    def _from_pool(self, found: PoolMatch, most: int) -> Draft:
+    def _from_pool(self, found: PoolMatch, most: int, width: int) -> Draft:
         assert self._pool is not None
-        grown = self._follow(found.segment.automaton, found.state, found.length, _POOL, most)
+        grown = self._follow(found.segment.automaton, found.state, found.length, _POOL, most, width)
         if grown.ids:
             self._pool.touch(found.segment)
         return grown.draft(["pool"] * len(grown.ids))
 
-    def _follow(self, automaton: SuffixAutomaton, state: int, length: int, doubt: _Doubt, most: int) -> _Growing:
+    def _follow(
+        self, automaton: SuffixAutomaton, state: int, length: int, doubt: _Doubt, most: int, width: int
+    ) -> _Growing:
         """Tokens after a match, the most frequent ones after the match and the tokens before them, most likely first.
 
         Where the text ends it goes on from the text's own match, which repeats the repetition. A negative number in
@@ -206,19 +211,20 @@ class SuffixDrafter:
             length: tokens that match.
             doubt: how far the match is trusted.
             most: tokens wanted.
+            width: most continuations of a token.
         """
         grown, order = _Growing(), itertools.count()
-        limit = min(most, int(self._factor * length + self._offset)) if length >= self._shortest else 0
+        deepest = int(self._factor * length + self._offset) if length >= self._shortest else 0
         heap: list[
             tuple[float, int, int, float, int, Follower]
         ] = []  # -chance, order, parent, confidence, length, token
-        parent, chance = -1, 1.0
-        while len(grown.ids) < limit:
-            followers = automaton.followers(state, self._tree_width)
-            if not followers:
+        parent, chance, depth = -1, 1.0, 0
+        while deepest > 0 and len(grown.ids) < most:
+            followers = automaton.followers(state, width) if depth < deepest else []
+            if not followers and depth < deepest:
                 state = automaton.match
                 length = automaton.length(state)
-                followers = automaton.followers(state, self._tree_width)
+                followers = automaton.followers(state, width)
             for follower in followers:
                 confidence = doubt.confidence(length, follower.agreeing, follower.total)
                 if follower.token >= 0 and chance * confidence >= self._least_chance:
@@ -227,6 +233,7 @@ class SuffixDrafter:
                 break
             negative, _, parent, confidence, length, follower = heapq.heappop(heap)
             parent = grown.add(follower, parent, confidence)
+            depth = grown.depths[parent]
             chance, state, length = -negative, follower.state, length + 1
         return grown
 

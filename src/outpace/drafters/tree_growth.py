@@ -48,8 +48,10 @@ class TreeGrowth:
         """Gives a node (-1: the committed text) its children, from the draft model's logits [V] behind it."""
         self.expanded.add(node)
         path, survival = (self.paths[node], self.survival[node]) if node >= 0 else ((), 1.0)
-        for token, chance in siblings(logits, self.ask.choice(path), self.width):
-            kept = chance if self.ask.chance is None else self.ask.chance(len(path), chance)
+        found = siblings(logits, self.ask.choice(path), self.width)
+        said = [sibling.chance for sibling in found]
+        for place, (token, chance) in enumerate(found):
+            kept = chance if self.ask.chance is None else self.ask.chance(len(path), chance, said[:place])
             self.ids.append(token)
             self.parents.append(node)
             self.paths.append((*path, token))

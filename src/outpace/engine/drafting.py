@@ -75,7 +75,9 @@ class Drafting:
         free = next((name for name in names if name not in computing), None)
         used = computing if free is None else (free, *computing)
         most = {name: self._num_speculative_tokens[name] if wanted is None else wanted for name in used}
-        return DraftPlan(free, computing, most, rule)
+        may_branch = self._trees and rule == "coupled"
+        widths = {name: width for name in used if may_branch and (width := self.drafters[name].needs.width) > 1}
+        return DraftPlan(free, computing, most, widths, rule)
 
     def _rule(self, name: str) -> str:
         return self._verification.get(name, "coupled")
@@ -206,8 +208,10 @@ def shortened(draft: Draft, limit: int) -> Draft:
 def ask_for(
     request: Request,
     num_draft_tokens: int,
+    *,
+    width: int = 1,
     stop_below: float = 0.0,
-    chance: Callable[[int, float], float] | None = None,
+    chance: Callable[[int, float, Sequence[float]], float] | None = None,
 ) -> Ask:
     """What a drafter is asked for one request, which has a lane; see `Ask`.
 
@@ -226,5 +230,6 @@ def ask_for(
         rules=request.rules,
         coupled=coupled,
         stop_below=stop_below if coupled else 0.0,
-        chance=chance if coupled and stop_below else None,
+        chance=chance if coupled and (stop_below or width > 1) else None,
+        width=width,
     )

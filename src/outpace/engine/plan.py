@@ -16,12 +16,14 @@ class DraftPlan:
         free: the drafter that only looks things up, and is therefore always asked first; None if there is none.
         computing: drafters that run rows of a model, in order of preference.
         most: {drafter: most draft tokens a step} of all of them, each at least 1.
+        widths: {drafter: most continuations of a token} of those whose drafts may branch.
         verification: the rule its drafts are verified by: "coupled", "standard" or "block".
     """
 
     free: str | None = None
     computing: tuple[str, ...] = ()
     most: Mapping[str, int] = field(default_factory=dict)
+    widths: Mapping[str, int] = field(default_factory=dict)
     verification: str = "coupled"
 
     @property

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from outpace.decisions import Allotment, DraftCall, Offer, StepFacts, VerifiedOffer, Wish
+from outpace.decisions import Allotment, DraftCall, Offer, Selection, StepFacts, VerifiedOffer, Wish
 from outpace.engine.drafting import NO_DRAFT, Drafting, ask_for, shortened
 from outpace.engine.pack import Block
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Turn
 from outpace.protocols import Controller
 from outpace.types import Ask, Draft, Verdict
+from outpace.verify.clean import subtree
 
 __all__ = ["Steering"]
 
@@ -49,9 +50,10 @@ class Steering:
         self._disable_by_batch_size = dict(disable_by_batch_size)
         self._threads = threads
         self._offers: dict[int, Offer] = {}
+        self._whole: dict[int, tuple[Offer, Draft]] = {}  # drafts with branches, before they were cut
         self._calls: list[DraftCall] = []
         self._decoding: list[int] = []
-        self._accepted: dict[int, tuple[int, ...]] = {}
+        self._verified: list[VerifiedOffer] = []
 
     # For the scheduler, before rows are handed out.
 
@@ -88,7 +90,8 @@ class Steering:
         behind = {name: self._drafting.rows_behind(name, request) for name in allowed if name != plan.free}
         free = plan.free if plan.free in allowed else None
         most = min(max(plan.most[name] for name in allowed), remaining - 1)
-        return Wish(request.id, most, free, behind, remaining)
+        widths = plan.widths if len(allowed) == len(plan.drafters) else _only(plan.widths, allowed)
+        return Wish(request.id, most, free, behind, remaining, widths)
 
     # The station.
 
@@ -101,7 +104,7 @@ class Steering:
             num_running: requests that run.
         """
         drafts = [NO_DRAFT] * len(turns)
-        self._offers, self._calls, self._accepted = {}, [], {}
+        self._offers, self._whole, self._calls, self._verified = {}, {}, [], []
         wishes: dict[int, Wish] = {}
         for index, turn in enumerate(turns):
             if turn.num_draft_tokens:
@@ -112,7 +115,7 @@ class Steering:
             return drafts
         other_rows = sum(turn.num_tokens for turn in turns) - len(wishes)
         other_decoding = sum(turn.reaches_end for turn in turns) - len(wishes)
-        self._look_up(turns, wishes, drafts)
+        self._look_up(turns, wishes, drafts, len(wishes) + other_decoding)
         offers = [self._offers.get(turns[index].request.id) for index in wishes]
         allotments = self.controller.allot(list(wishes.values()), offers, other_rows, other_decoding)
         asked: dict[str, dict[int, Ask]] = defaultdict(dict)
@@ -127,7 +130,7 @@ class Steering:
             self._keep(turns, drafts)
         return drafts
 
-    def _look_up(self, turns: Sequence[Turn], wishes: Mapping[int, Wish], drafts: list[Draft]) -> None:
+    def _look_up(self, turns: Sequence[Turn], wishes: Mapping[int, Wish], drafts: list[Draft], decoding: int) -> None:
         """Asks whoever answers at once: grammars that prescribe text, and free drafters."""
         groups: dict[str, list[int]] = defaultdict(list)
         for index, wish in wishes.items():
@@ -138,15 +141,20 @@ class Steering:
                 groups[wish.free].append(index)
         for name, indices in groups.items():
             asked = [turns[index] for index in indices]
-            asks = [ask_for(t.request, min(t.num_draft_tokens, t.request.plan.most[name])) for t in asked]
+            asks = [self._lookup_ask(turns[index], wishes[index], name, decoding) for index in indices]
             for index, draft in zip(indices, self._drafting.propose(name, asks, asked, 0), strict=True):
                 drafts[index] = draft
                 self._offer(turns[index].request, name, draft)
 
+    def _lookup_ask(self, turn: Turn, wish: Wish, drafter: str, decoding: int) -> Ask:
+        most = min(turn.num_draft_tokens, turn.request.plan.most[drafter])
+        width = self.controller.width(wish, decoding) if drafter in wish.widths else 1
+        return ask_for(turn.request, most, width=width)
+
     def _ask(self, turn: Turn, drafter: str, allotment: Allotment) -> Ask:
         most = min(allotment.num_tokens, turn.num_draft_tokens, turn.request.plan.most[drafter])
         chance = partial(self.controller.calibrated, turn.request.id, drafter)
-        return ask_for(turn.request, most, allotment.stop_below, chance)
+        return ask_for(turn.request, most, width=allotment.width, stop_below=allotment.stop_below, chance=chance)
 
     def _compute(
         self, name: str, turns: Sequence[Turn], asks: Mapping[int, Ask], free_rows: int, drafts: list[Draft]
@@ -162,7 +170,8 @@ class Steering:
             drafts[index] = draft
             self._offer(turns[index].request, name, draft)
         rounds = max((draft.depth for draft in proposed), default=0)
-        self._calls.append(DraftCall(name, len(asks), rounds, min(behind, budget), seconds))
+        num_wide = sum(ask.width is not None and ask.width > 1 for ask in asks.values())
+        self._calls.append(DraftCall(name, len(asks), rounds, min(behind, budget), seconds, num_wide))
 
     def _keep(self, turns: Sequence[Turn], drafts: list[Draft]) -> None:
         """Lets the controller look at all drafts together."""
@@ -170,24 +179,29 @@ class Steering:
         offers = [self._offers[turns[index].request.id] for index in there]
         other_rows = sum(turn.num_tokens for turn in turns) - len(there)
         other_decoding = sum(turn.reaches_end for turn in turns) - len(there)
-        for index, most in zip(there, self.controller.keep(offers, other_rows, other_decoding), strict=True):
-            drafts[index] = self._cut(drafts[index], turns[index].request, most)
+        for index, kept in zip(there, self.controller.keep(offers, other_rows, other_decoding), strict=True):
+            drafts[index] = self._cut(drafts[index], turns[index].request, kept)
 
     def _offer(self, request: Request, drafter: str, draft: Draft) -> None:
         if draft:
             fixed = request.plan.verification != "coupled" and draft.probabilities is not None
             parents = None if draft.is_chain else draft.parents
-            self._offers[request.id] = Offer(request.id, drafter, len(draft), draft.confidence, fixed, parents)
+            offer = Offer(request.id, drafter, len(draft), draft.confidence, fixed, parents)
+            self._offers[request.id] = offer
+            if parents is not None and request.id not in self._whole:
+                self._whole[request.id] = offer, draft
 
-    def _cut(self, draft: Draft, request: Request, most: int) -> Draft:
-        """The first `most` tokens of a draft, and of its offer; parents come first, so they are a draft too."""
+    def _cut(self, draft: Draft, request: Request, kept: Selection) -> Draft:
+        """These tokens of a draft, and of its offer. No token is without its parent, so what is left is a draft too."""
         offer = self._offers.get(request.id)
+        most = kept if isinstance(kept, int) else len(kept)
         if offer is None or len(draft) <= most:
             return draft
         if not most:
             del self._offers[request.id]
+            self._whole.pop(request.id, None)
             return NO_DRAFT
-        draft = shortened(draft, most)
+        draft = shortened(draft, kept) if isinstance(kept, int) else subtree(draft, kept)
         self._offer(request, offer.drafter, draft)
         return draft
 
@@ -203,7 +217,15 @@ class Steering:
         self._decoding = [block.turn.request.id for block in blocks if block.num_choices]
         for block, verdict in zip(blocks, verdicts, strict=True):
             if block.draft and verdict is not None:
-                self._accepted[block.turn.request.id] = verdict.accepted
+                self._verified.append(self._outcome(self._offers[block.turn.request.id], block.draft, verdict))
+
+    def _outcome(self, offer: Offer, draft: Draft, verdict: Verdict) -> VerifiedOffer:
+        path, count = None if offer.parents is None else verdict.accepted, len(verdict.accepted)
+        if offer.request_id not in self._whole:
+            return VerifiedOffer(offer, count, path)
+        whole, uncut = self._whole[offer.request_id]
+        text = [*(draft.ids[node] for node in verdict.accepted), verdict.bonus]
+        return VerifiedOffer(offer, count, path, whole, _along(uncut, text))
 
     def observe(self, blocks: Sequence[Block], seconds: float) -> None:
         """Tells the controller what a step did, and took, and who has gone."""
@@ -213,7 +235,7 @@ class Steering:
                     threads=self._threads(),
                     prefill_rows=sum(block.turn.num_tokens for block in blocks) - len(self._decoding),
                     decoding=self._decoding,
-                    drafts=[_verified(self._offers[index], path) for index, path in self._accepted.items()],
+                    drafts=self._verified,
                     calls=self._calls,
                     seconds=seconds - sum(call.seconds for call in self._calls),
                 )
@@ -227,5 +249,20 @@ class Steering:
         self.controller.release(request.id)
 
 
-def _verified(offer: Offer, accepted: tuple[int, ...]) -> VerifiedOffer:
-    return VerifiedOffer(offer, len(accepted), None if offer.parents is None else accepted)
+def _only(widths: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
+    return {name: width for name, width in widths.items() if name in names}
+
+
+def _along(draft: Draft, text: Sequence[int]) -> tuple[int, ...]:
+    """The nodes of a draft that say what came, as far as there are any. Siblings may say the same."""
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
+    for token in text:
+        found = {
+            node: (*paths[parent], node)
+            for node, parent in enumerate(draft.parents)
+            if parent in paths and draft.ids[node] == token
+        }
+        if not found:
+            break
+        paths = found
+    return next(iter(paths.values()))
