@@ -62,7 +62,9 @@ class Learning:
         decoding = len(facts.decoding)
         self._budget.earn(facts.seconds + calls, target.now.seconds(decoding))
         for request_id in facts.decoding:
-            self._knowledge.requests[request_id].num_tokens += 1
+            state = self._knowledge.requests[request_id]
+            state.num_tokens += 1
+            state.num_steps += 1
         if facts.drafts or facts.calls:
             accepted = self._learn_drafts(facts, step)
             self._account(facts, step, accepted, calls)

@@ -8,6 +8,7 @@ from outpace.control.allocation import allocate
 from outpace.control.branches import selected, size
 from outpace.control.branching import Branching, row_price
 from outpace.control.choosing import Choice, Surroundings
+from outpace.control.fairness import token_values
 from outpace.control.knowledge import Knowledge
 from outpace.decisions import Allotment, Offer, Selection, Wish
 
@@ -59,7 +60,8 @@ class StepPlan:
         seconds = knowledge.step_seconds(around.rows, around.prompt_rows, sum(map(len, survivals)))
         if self.drafting:
             seconds = [value + self.drafting for value in seconds]
-        plan = allocate(survivals, seconds, decoding=around.decoding, at_least=whole)
+        values = token_values(knowledge.requests, [offer.request_id for offer in offers], around.decoding)
+        plan = allocate(survivals, seconds, decoding=around.decoding, at_least=whole, values=values)
         row = row_price(seconds, sum(plan.counts), plan.tokens, plan.seconds)
         for offer, each, count in zip(offers, found, plan.counts, strict=True):
             self.expected[offer.request_id] = sum(each.survival[:count])
