@@ -4,13 +4,15 @@
     python benchmarks/trees.py replay --answers FILE --draft DRAFT
     python benchmarks/trees.py replay --answers FILE --draft suffix
     python benchmarks/trees.py rows --model TARGET
+    python benchmarks/trees.py speed --model TARGET --draft DRAFT
 
 `answers` answers prompts of prompts.jsonl plainly, greedily and at temperature 1, and keeps prompts and answers as
 token ids. Under the coupled rule a draft is kept as far as it says what follows, so `replay` needs only the drafter and
 these texts. It prints for every width (1 is a chain) and number of nodes: tokens a step (mean acceptance length, the
 bonus token included), how often the first token was among the children of the text, passes of the draft model a step
 and rows in them. `rows` times a pass of the target over so many rows as a chain and as a tree, alternating, at one
-context.
+context. `speed` answers prompts with what the controller chooses if drafts are chains, and if they may branch, on one
+engine, alternating with plain decoding.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ import argparse
 import json
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +31,9 @@ from typing import Any
 import torch
 from machine import describe_machine
 
-from outpace import LLM, SamplingParams
+from outpace import LLM, SamplingParams, SpeculationParams
+from outpace.control import AdaptiveController
+from outpace.decisions import Allotment, Offer, Wish
 from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.suffix import SuffixDrafter
 from outpace.params import SamplingDefaults
@@ -208,9 +212,60 @@ def _pack(first: int, parents: Sequence[int]) -> Pack:
     return Pack(wanted + 7, positions, (segment,), wanted)
 
 
+class ChainsOnly:
+    """A controller that is told that no drafter can branch."""
+
+    def __init__(self) -> None:
+        self._inner = AdaptiveController()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def ceilings(self, wishes: Sequence[Wish], *others: int) -> list[int]:
+        return self._inner.ceilings([replace(wish, widths={}) for wish in wishes], *others)
+
+    def width(self, wish: Wish, decoding: int) -> int:
+        return 1
+
+    def allot(self, wishes: Sequence[Wish], offers: Sequence[Offer | None], *others: int) -> list[Allotment]:
+        return self._inner.allot([replace(wish, widths={}) for wish in wishes], offers, *others)
+
+
+def speed(args: argparse.Namespace) -> None:
+    """Decoding tokens a second of plain steps, of chains and of what may branch; the first round warms up."""
+    config: dict[str, Any] = {"method": "suffix"} if args.draft == "suffix" else {"model": args.draft}
+    llm = LLM(args.model, config, threads=args.threads, max_model_len=MAX_LEN)
+    steering = llm._engine.steering
+    ways: dict[str, Any] = {"plain": None, "chains": ChainsOnly(), "trees": AdaptiveController()}
+    prompts = [json.loads(line) for line in Path(__file__).with_name("prompts.jsonl").read_text().splitlines()]
+    chosen = {prompt["task"]: prompt for prompt in reversed(prompts) if prompt["task"] in args.tasks}
+    rates: dict[tuple[str, float, str], list[float]] = defaultdict(list)
+    tokens: Counter[tuple[float, str]] = Counter()
+    for number in range(1 + args.rounds):
+        for task, prompt in chosen.items():
+            for temperature in TEMPERATURES:
+                for way, controller in ways.items():
+                    steering.controller = controller or ways["trees"]
+                    params = params_of(temperature, 0, args.tokens)
+                    (output,) = llm.chat(prompt["messages"], params, SpeculationParams(enabled=controller is not None))
+                    rate = output.stats.decode_tokens_per_second
+                    if number and rate is not None:
+                        rates[task, temperature, way].append(rate)
+                        tokens[temperature, way + " drafted"] += output.stats.draft_tokens
+                        tokens[temperature, way + " kept"] += output.stats.accepted_tokens
+    print(describe_machine())
+    print("| task | temperature | plain tokens/s | chains | trees |")
+    print("|---|---|---|---|---|")
+    for task in chosen:
+        for temperature in TEMPERATURES:
+            found = [median(rates[task, temperature, way]) for way in ways]
+            print(f"| {task} | {temperature:g} | " + " | ".join(f"{rate:.1f}" for rate in found) + " |")
+    print(dict(tokens))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("answers", "replay", "rows"))
+    parser.add_argument("what", choices=("answers", "replay", "rows", "speed"))
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--draft", default="suffix", help="a draft model, or suffix")
     parser.add_argument("--least-chance", type=float, default=0.1, help="of suffix, as under adaptive control")
@@ -223,8 +278,10 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tasks", nargs="+", default=("code_edit", "code_write", "chat", "json"))
+    parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
-    {"answers": answer, "replay": replay, "rows": rows}[args.what](args)
+    {"answers": answer, "replay": replay, "rows": rows, "speed": speed}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,9 @@ _FIRST_TOKENS = 6  # of a request, from which others learn how to start
 _KEEP_FIRST = 1.0 - 1.0 / 40.0
 _FIRST_WEIGHT = 3.0
 _RECALLED_TOKENS = 6.0  # as many as a node counts at most when it was learnt another day
+_LOST = 0.005  # a draft is not looked at behind a token that is kept with less than this chance
+_YOUNG = 64  # drafts, up to which everything changes with every one
+_STALE, _STALE_STEPS = 4, 2  # drafts, and steps with drafts, after which chances are worked out anew
 _NO_BUCKET = len(BUCKET_EDGES) + 1  # for tokens without confidence
 _AVERAGE = _NO_BUCKET + 1  # over all confidences
 _NUM_BUCKETS = _AVERAGE + 1
@@ -97,6 +100,7 @@ class DrafterAcceptance:
         self.first = [0.0, 0.0, 0.0]
         """Expected, kept and seen among the first tokens of requests."""
         self.num_drafts = 0
+        self._fresh = self._steps_behind = 0
 
     def correction(self) -> Correction:
         """For a request that is new to this drafter."""
@@ -110,22 +114,27 @@ class DrafterAcceptance:
         return times_odds(self._memo.get(key) or self._shared(key), own.factor)
 
     def survival(self, count: int, confidence: Sequence[float] | None, own: Correction) -> list[float]:
-        """[count] chances that the token at each position and all before it are kept, from their confidences."""
-        return self._survival(_keys(count, confidence), own.factor)
+        """Chances that the token at each position and all before it are kept, from their confidences.
+
+        At most `count` of them: what follows one that is as good as lost is left out.
+        """
+        return self._survival(_keys(count, confidence), own.factor, _LOST)
 
     def average_survival(self, count: int, own: Correction) -> list[float]:
         """[count] the same before drafting, when no confidence is known."""
         return self._survival(_positions(_AVERAGE, count), own.factor)
 
-    def _survival(self, keys: Sequence[int], factor: float) -> list[float]:
+    def _survival(self, keys: Sequence[int], factor: float, least: float = 0.0) -> list[float]:
         alive, chances = 1.0, []
         memo = self._memo
         for key in keys:
-            chance = memo.get(key)
-            scaled = factor * (self._shared(key) if chance is None else chance)
-            corrected = scaled / (scaled + 1.0 - memo[key])
+            chance = memo.get(key) or self._shared(key)
+            scaled = factor * chance
+            corrected = scaled / (scaled + 1.0 - chance)
             alive *= LEAST if corrected < LEAST else MOST if corrected > MOST else corrected
             chances.append(alive)
+            if alive < least:
+                break
         return chances
 
     def average_chance(self, position: int, own: Correction) -> float:
@@ -182,7 +191,10 @@ class DrafterAcceptance:
             all_seen += seen
         add(_ROOT, all_kept, all_seen)
         self._add_to_bucket(_AVERAGE, all_kept, all_seen)
-        self._forget_memo()
+        self._steps_behind += 1
+        stale = self.num_drafts - self._fresh >= _STALE and self._steps_behind >= _STALE_STEPS
+        if stale or self.num_drafts <= _YOUNG:
+            self._forget_memo()
 
     def _add_to_bucket(self, bucket: int, kept: float, seen: float) -> None:
         self._counts.add(_BUCKETS + bucket, kept, seen)
@@ -191,6 +203,7 @@ class DrafterAcceptance:
     def _forget_memo(self) -> None:
         self._memo.clear()
         self._best = None
+        self._fresh, self._steps_behind = self.num_drafts, 0
 
     def suppose(self, begin: int, confidence: Sequence[float], own: Correction) -> None:
         """Tokens from `begin` on were drafted and not verified: the average over all drafts takes their chances.
@@ -208,7 +221,6 @@ class DrafterAcceptance:
         for place, kept, seen in supposed:
             self._counts.add(_LEAVES + _AVERAGE * MAX_POSITIONS + place, kept, seen)
             self._add_to_bucket(_AVERAGE, kept, seen)
-        self._forget_memo()
 
     def state(self) -> list[tuple[float, float]]:
         """(kept, seen) of every count, for `recall`."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 __all__ = ["Candidate", "Plan", "Share", "allocate", "choose_computed"]
 
@@ -63,30 +64,35 @@ def allocate(
         begin, chances = counts[0], survivals[0]
         order = None
     else:
-        order = sorted(
-            (-chance, index, position)
+        every = [
+            (chance, index)
             for index, survival in enumerate(survivals)
-            for position, chance in enumerate(survival[counts[index] :])
-        )
-        begin, chances = sum(counts), [-entry[0] for entry in order]
-        chances = [0.0] * begin + chances
+            for chance in (survival[counts[index] :] if counts[index] else survival)
+        ]
+        every.sort(key=_chance, reverse=True)  # of equal ones those of the first requests first
+        order = [index for _, index in every]
+        begin = sum(counts)
+        chances = [0.0] * begin + [chance for chance, _ in every]
     tokens = float(decoding) + sum(sum(survival[:count]) for survival, count in zip(survivals, counts, strict=True))
     best, best_tokens, base = begin, tokens, tokens / seconds[begin]
     rest, rest_rate = None, -1.0
     best_rate = base * (1.0 + margin)
     for count in range(begin + 1, len(chances) + 1):
         tokens += chances[count - 1]
-        rate = tokens / seconds[count]
-        if rate > rest_rate:
+        if tokens > rest_rate * seconds[count]:
+            rate = tokens / seconds[count]
             rest, rest_rate = (count, tokens - decoding, seconds[count]), rate
             if rate > best_rate:
                 best, best_tokens, best_rate = count, tokens, rate
     if order is None:
         counts[0] = best
     else:
-        for _, index, _ in order[: best - begin]:
+        for index in order[: best - begin]:
             counts[index] += 1
     return Plan(counts, best_tokens, seconds[best], rest)
+
+
+_chance = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -151,6 +157,8 @@ def choose_computed(
         num_drafted: draft tokens of the step without this drafter.
         drafting: seconds of calls that are made anyway.
     """
+    if len(candidates) == 1:
+        return _for_one(candidates[0], round_seconds[0], step_seconds, tokens, num_drafted, drafting)
     best: tuple[int, list[int], float, float, int] | None = None
     best_rate = 0.0
     rate = tokens / (step_seconds[num_drafted] + drafting)
@@ -185,3 +193,28 @@ def choose_computed(
     length, chosen, expected, seconds, rows = best
     members = [candidates[at].index for at in chosen]
     return Share(members, length, best_rate, expected, seconds, seconds - step_seconds[rows] - drafting)
+
+
+def _for_one(
+    candidate: Candidate,
+    one_round: float,
+    step_seconds: Sequence[float],
+    tokens: float,
+    num_drafted: int,
+    drafting: float,
+) -> Share | None:
+    """The same where only one request may be drafted for, which is most often so."""
+    best, best_rate, best_expected, best_seconds = 0, 0.0, 0.0, 0.0
+    expected = tokens + candidate.branches - candidate.instead[1]
+    rows, fixed = num_drafted - candidate.instead[0], drafting + candidate.price
+    for length, chance in enumerate(candidate.survival, 1):
+        if chance < best_rate * one_round:
+            break  # nor does any token behind this one bring what its round costs
+        expected += chance
+        seconds = step_seconds[rows + length] + length * one_round + fixed
+        if expected > best_rate * seconds:
+            best, best_rate, best_expected, best_seconds = length, expected / seconds, expected, seconds
+    if not best:
+        return None
+    call = best_seconds - step_seconds[rows + best] - drafting
+    return Share([candidate.index], best, best_rate, best_expected, best_seconds, call)

@@ -27,7 +27,7 @@ _KEEP = 1.0 - 1.0 / 40.0
 
 
 class _Count:
-    """Candidates of a rank: right ones that were expected, how many were right, and how many there were; old ones fade."""
+    """Candidates of a rank: how many were expected to be right, were right, and were there; old ones fade."""
 
     __slots__ = ("expected", "kept", "seen")
 

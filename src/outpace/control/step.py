@@ -59,7 +59,7 @@ class StepPlan:
         found = [knowledge.ranked(offer, offer.num_tokens) for offer in offers]
         survivals = [each.survival for each in found]
         whole = [offer.num_tokens if offer.fixed or offer.request_id in self.whole else 0 for offer in offers]
-        seconds = knowledge.step_seconds(around.rows, around.prompt_rows, sum(map(len, survivals)))
+        seconds = knowledge.step_seconds(around.rows, around.prompt_rows, sum(offer.num_tokens for offer in offers))
         if self.drafting:
             seconds = [value + self.drafting for value in seconds]
         values = token_values(knowledge.requests, [offer.request_id for offer in offers], around.decoding)

@@ -254,13 +254,15 @@ def _only(widths: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
 
 
 def _along(draft: Draft, text: Sequence[int]) -> tuple[int, ...]:
-    """The nodes of a draft that say what came, as far as there are any."""
-    path: list[int] = []
+    """The nodes of a draft that say what came, as far as there are any. Siblings may say the same."""
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
     for token in text:
-        at = path[-1] if path else -1
-        nodes = (node for node in range(at + 1, len(draft)) if draft.parents[node] == at and draft.ids[node] == token)
-        node = next(nodes, None)
-        if node is None:
+        found = {
+            node: (*paths[parent], node)
+            for node, parent in enumerate(draft.parents)
+            if parent in paths and draft.ids[node] == token
+        }
+        if not found:
             break
-        path.append(node)
-    return tuple(path)
+        paths = found
+    return next(iter(paths.values()))

@@ -94,6 +94,10 @@ class Checkpoint:
         hint = "" if allow_pickle else " (pickled pytorch_model.bin weights need allow_pickle=True)"
         raise CheckpointError(f"{folder} holds no model.safetensors and no model.safetensors.index.json{hint}")
 
+    def select(self, names: Mapping[str, str]) -> Checkpoint:
+        """Some of the tensors under names of the caller's: {name there: name as stored}."""
+        return Checkpoint(self.source, {name: self._stored(stored) for name, stored in names.items()})
+
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor, by name; of blocks that of their matrix."""
