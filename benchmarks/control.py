@@ -53,9 +53,10 @@ class Way:
 
 @dataclass
 class Measured:
-    """Rates of one way: {prompt id: one a round}, and what became of drafts."""
+    """Rates of one way: {prompt id: one a round}, the gains that were expected of it, and what became of drafts."""
 
     rates: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    expected: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     drafted: int = 0
     accepted: int = 0
 
@@ -101,9 +102,11 @@ class Bench:
     def _answer(self, way: Way, group: Sequence[Mapping[str, Any]], measured: Measured) -> None:
         self._steering.controller = way.controller
         self._llm.engine.clear_prefixes()
+        before = way.controller.report()
         lengths = [min(prompt["max_tokens"], self._most or prompt["max_tokens"]) for prompt in group]
         params = [SamplingParams(temperature=0.0, max_tokens=length) for length in lengths]
         outputs = self._llm.chat([prompt["messages"] for prompt in group], params, way.speculation)
+        expected = way.controller.report().expected_gain_since(before)
         for prompt, output in zip(group, outputs, strict=True):
             name = prompt["id"]
             ids = output.outputs[0].token_ids
@@ -112,6 +115,8 @@ class Bench:
             rate = output.stats.decode_tokens_per_second
             if rate is not None and len(ids) >= _SHORTEST:
                 measured.rates[name].append(rate)
+                if expected is not None and len(group) == 1:
+                    measured.expected[name].append(expected)
             measured.drafted += output.stats.draft_tokens
             measured.accepted += output.stats.accepted_tokens
 
@@ -135,6 +140,18 @@ def table_of(found: Mapping[str, Measured], tasks: Mapping[str, str]) -> list[di
         row["accepted"] = measured.accepted / measured.drafted if measured.drafted else None
         rows.append(row)
     return rows
+
+
+def gains_of(found: Mapping[str, Measured], tasks: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Expected and real gain of every request that was answered alone, by task."""
+    plain = found["plain"].rates
+    return [
+        {"task": tasks[name], "way": way, "expected": expected, "real": rate / base}
+        for way, measured in found.items()
+        if way != "plain"
+        for name, several in measured.expected.items()
+        for expected, rate, base in zip(several, measured.rates[name], plain[name], strict=True)
+    ]
 
 
 def text_of(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -168,6 +185,29 @@ def best_fixed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return shares
 
 
+def draw(gains: Sequence[Mapping[str, Any]], path: Path, model: str) -> None:
+    """A point for every request answered alone under the controller."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    axes = figure.subplots()
+    most = 1.1 * max(max(point["expected"], point["real"]) for point in gains)
+    axes.plot([0, most], [0, most], color="0.7", linewidth=1, label="as expected")
+    axes.axvline(1, color="0.9", linewidth=1, zorder=0)
+    axes.axhline(1, color="0.9", linewidth=1, zorder=0)
+    for task in sorted({point["task"] for point in gains}):
+        own = [point for point in gains if point["task"] == task]
+        axes.scatter([p["expected"] for p in own], [p["real"] for p in own], s=18, label=task.replace("_", " "))
+    axes.set(xlim=(0.7, most), ylim=(0.7, most), xscale="log", yscale="log", title=model)
+    axes.set(xlabel="expected gain over plain decoding, step by step", ylabel="real gain over plain decoding")
+    ticks = [tick for tick in (0.8, 1, 1.2, 1.5, 2, 3, 4, 6) if tick < most]
+    axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks], minor=False)
+    axes.set_yticks(ticks, [f"{tick:g}x" for tick in ticks], minor=False)
+    axes.minorticks_off()
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=120)
+
+
 @contextmanager
 def trap_folder(model: str, kind: str) -> Iterator[str]:
     """A folder with a draft model whose weights are random: `useless` and small, or `slow`, as large as the target."""
@@ -188,7 +228,7 @@ def measure(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, A
     if args.each is not None:
         prompts = [line for task in sorted(set(tasks.values())) for line in _first(prompts, task, args.each)]
     result: dict[str, Any] = {"machine": describe_machine(), "settings": vars(args) | {"prompts": args.prompts.name}}
-    result["tables"], result["rates"], result["differing"] = {}, {}, []
+    result |= {"tables": {}, "rates": {}, "gains": [], "differing": []}
     config = {"method": "auto", "model": args.draft, "num_speculative_tokens": args.most}
     for setup in args.setups:
         kind = "" if setup == "auto" else setup
@@ -207,6 +247,7 @@ def measure(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, A
                 rows = table_of(found, tasks)
                 name = f"batch {batch}" + (f", {kind} draft model" if kind else "")
                 result["rates"][name] = {way: measured.rates for way, measured in found.items()}
+                result["gains"] += gains_of(found, tasks)
                 if len(rows) > 1:
                     rows.append(best_fixed(rows))
                 result["tables"][name] = rows
@@ -251,11 +292,14 @@ def main() -> int:
         "--setups", type=_setups, default=["auto"], metavar="S,S", help="of auto, useless and slow (default: auto)"
     )
     parser.add_argument("--prompts", type=Path, default=Path(__file__).parent / "prompts.jsonl", metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="expected against real gain of requests at batch 1")
     parser.add_argument("--save", type=Path, metavar="PATH", help="writes PATH.json")
     args = parser.parse_args()
     result = measure(args, lambda text: print(text, file=sys.stderr, flush=True))
     print(f"\n{result['machine']}\n{result['engine']}")
     print("texts that differ: " + (", ".join(result["differing"]) or "none"))
+    if args.plot is not None:
+        draw(result["gains"], args.plot, result["engine"].split(",")[0])
     if args.save is not None:
         args.save.with_name(args.save.name + ".json").write_text(json.dumps(result, indent=1, default=str) + "\n")
     return 1 if result["differing"] else 0
