@@ -8,14 +8,13 @@ fresh positions is printed, and the fastest, which tells more on a busy machine.
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
+from machine import describe_machine
 
 from outpace.params import SamplingParams
 from outpace.sampling.choose import choose_rows
@@ -56,19 +55,11 @@ def seconds_per_call(logits: torch.Tensor, params: SamplingParams, budget: float
             return
 
 
-def processor() -> str:
-    """The processor's name, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Microseconds a row that choose_rows takes.")
     parser.add_argument("--seconds", type=float, default=0.15, help="time for each line (default: %(default)s)")
     budget = parser.parse_args().seconds
-    print(f"{processor()}; torch {torch.__version__}, numpy {np.__version__}, {torch.get_num_threads()} threads")
+    print(f"{describe_machine()}, numpy {np.__version__}")
     print(f"{'vocabulary':>10}  {'logits':<7} {'setting':<23} {'rows':>4} {'median µs/row':>14} {'fastest':>8}")
     for vocabulary in VOCABULARIES:
         for kind in ("peaked", "flat"):

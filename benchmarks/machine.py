@@ -17,4 +17,10 @@ def describe_machine() -> str:
             line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
         ]
         name = models[0] if models else name
-    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}"
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    return f"{name}, {threads_text(torch.get_num_threads())}, {versions}"
+
+
+def threads_text(count: int) -> str:
+    """A number of threads: "1 thread", "2 threads"."""
+    return f"{count} thread{'s' * (count != 1)}"

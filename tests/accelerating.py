@@ -62,7 +62,7 @@ def noisy_model(share: float = 0.05) -> Any:
 
 
 def accelerated(kind: str = "llama", drafter: str = "ngram") -> AcceleratedModel:
-    """One of each sort. Drafters: "ngram", "none", or "draft" for the noisy model."""
+    """One of each sort. Drafters: "ngram", "suffix", "none", or "draft" for the noisy model."""
     return _accelerated(kind, drafter)
 
 

@@ -54,7 +54,12 @@ def test_greedy_text_is_that_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "drafter"),
-    [*((kind, "ngram") for kind in KINDS), ("llama", "none"), ("llama", "draft"), ("gpt2", "draft")],
+    [
+        *((kind, drafter) for kind in KINDS for drafter in ("ngram", "suffix")),
+        ("llama", "none"),
+        ("llama", "draft"),
+        ("gpt2", "draft"),
+    ],
 )
 @pytest.mark.thinned(2)
 def test_every_kind_of_model(kind: str, drafter: str) -> None:
@@ -65,7 +70,7 @@ def test_every_kind_of_model(kind: str, drafter: str) -> None:
 
 
 def test_speculation_was_at_work() -> None:
-    for drafter, least in (("ngram", 3), ("draft", 20)):
+    for drafter, least in (("ngram", 3), ("suffix", 0), ("draft", 20)):
         fast = accelerated("llama", drafter)
         fast.generate(**padded_batch(), max_new_tokens=60)
         accepted = sum(stats.accepted_tokens for stats in fast.last_stats)
@@ -167,7 +172,7 @@ def test_a_draft_model_from_files(tmp_path: Path) -> None:
     prompts = padded_batch()
     expected = tiny_model().generate(**prompts, max_new_tokens=40)
     for given in ({"speculative_config": str(tmp_path)}, {"assistant_model": tmp_path}):
-        fast = outpace.accelerate(tiny_model(), tokenizer(), **given)
+        fast = outpace.accelerate(tiny_model(), tokenizer(), speculative_control="fixed", **given)
         assert torch.equal(fast.generate(**prompts, max_new_tokens=40), expected)
         assert sum(stats.accepted_tokens for stats in fast.last_stats) > 10
     with pytest.raises(outpace.InvalidParameter, match="tokenizer"):
@@ -208,6 +213,18 @@ def test_threads_may_change_between_calls() -> None:
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(fast.generate(**prompts, max_new_tokens=20), expected)
+
+
+def test_lookup_is_the_default_and_remembers_outputs_if_told_to() -> None:
+    assert outpace.accelerate(tiny_model())._parts.methods == ("suffix",)
+    pool = {"suffix_decoding_max_cached_requests": 9, "num_speculative_tokens": 4}
+    fast = outpace.accelerate(tiny_model(), speculative_config=pool, speculative_control="fixed")
+    prompts = {key: value[:1] for key, value in padded_batch(seed=4).items()}
+    accepted = []
+    for _ in range(2):
+        fast.generate(**prompts, max_new_tokens=40)
+        accepted.append(fast.last_stats[0].accepted_tokens)
+    assert accepted[1] > accepted[0] + 10, accepted
 
 
 def test_prompts_in_every_form() -> None:
@@ -278,9 +295,10 @@ def test_a_streamer_hears_the_same() -> None:
     assert len(listeners[1].heard) > 5 and listeners[1].ended == 1
 
 
-def test_prompt_lookup_by_its_name_in_transformers() -> None:
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_prompt_lookup_by_its_name_in_transformers(drafter: str) -> None:
     prompts = {key: value[:1] for key, value in padded_batch().items()}
-    fast = accelerated()
+    fast = accelerated("llama", drafter)
     expected = tiny_model().generate(**prompts, max_new_tokens=50)
     assert torch.equal(fast.generate(**prompts, max_new_tokens=50, prompt_lookup_num_tokens=2), expected)
     assert len(fast.last_stats[0].accepted_at) == 2

@@ -250,6 +250,9 @@ def test_settings_of_accelerate() -> None:
         outpace.accelerate(model, quantization="int8")
     with pytest.raises(InvalidParameter, match="early_exit"):
         outpace.accelerate(model, speculative_config="self:1")
+    with pytest.raises(InvalidParameter, match="suffix_pool_file='pool'"):
+        pool = {"method": "auto", "suffix_decoding_max_cached_requests": 9, "suffix_pool_file": "pool"}
+        outpace.accelerate(model, speculative_config=pool)
     with pytest.raises(InvalidParameter, match="contradict"):
         outpace.accelerate(model, speculative_config="ngram", assistant_model=noisy_model())
     with pytest.raises(InvalidParameter, match="max_model_len=9999"):

@@ -97,6 +97,13 @@ def test_kernels_and_numbers_that_do_not_go_together(target: Path, monkeypatch: 
     assert LLM(target, "none", **{**OPTIONS, "quantization": "none"}).describe()["engine"]["kernels"] == "torch"
 
 
+def test_the_model_is_named_by_whoever_built_it_and_by_no_note(target: Path) -> None:
+    notes: list[str] = []
+    llm = LLM(str(target), "suffix", notify=notes.append, **OPTIONS)
+    assert llm.banner().startswith(f"{target.name}, ")
+    assert not [note for note in notes if target.name in note]
+
+
 def test_loading_and_the_check_of_rows_tell_how_far_they_are(target: Path) -> None:
     heard: list[tuple[str, int, int]] = []
     LLM(target, "none", progress=lambda *report: heard.append(report), **OPTIONS)

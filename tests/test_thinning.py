@@ -1,4 +1,4 @@
-"""Cases that the ordinary suite leaves out are in the slow one, and no test loses all of its cases."""
+"""Cases that the ordinary suite leaves out are in the slow one, and no test loses a value of its parameters."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ def test_every_case_is_in_one_of_the_two(pytester: pytest.Pytester, every: int, 
     quick = pytester.inline_run("-m", "not slow")
     slow = pytester.inline_run("-m", "slow")
     quick.assertoutcome(passed=ordinary + 1)
+    if ordinary >= 4:
+        kept = [call.item.callspec.params for call in quick.getcalls("pytest_runtest_call") if "[" in call.item.name]
+        assert {each["a"] for each in kept} == set(range(4)) and {each["b"] for each in kept} == set(range(3))
     names = [{call.item.name for call in run.getcalls("pytest_runtest_call")} for run in (quick, slow)]
     assert not names[0] & names[1]
     assert len(names[0] | names[1]) == 13

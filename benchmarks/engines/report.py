@@ -105,7 +105,8 @@ def render(run: Run) -> str:
 def _head(run: Run) -> str:
     settings = run["settings"]
     draft = f", draft model {run['models']['draft']}" if run["models"]["draft"] else ""
-    rounds = f"{settings['rounds']} rounds, one engine at a time, greedy, {settings['threads']} threads each"
+    threads = f"{settings['threads']} thread{'s' * (settings['threads'] != 1)}"
+    rounds = f"{settings['rounds']} rounds, one engine at a time, greedy, {threads} each"
     ends = "end tokens ignored" if settings["ignore_eos"] else "answers end at the end token"
     limits = f"at most {settings['max_tokens']} tokens an answer ({ends})"
     drafts = f"{settings['draft_tokens']} draft tokens a step where the engine lets one say"

@@ -176,7 +176,8 @@ class AsyncLLM:
         Raises:
             QueueFull: too many wait already.
             Unavailable: the engine was not started, is draining, closed, or was stopped by a fault.
-            RequestFailed: the request failed inside the engine, or was ended because the engine was closed.
+            RequestCutOff: the engine was closed before the request was complete.
+            RequestFailed: the request failed inside the engine.
             OutpaceError: it was queued before, is another AsyncLLM's, or this is another event loop.
         """
         thread, job = self._queue(prepared)

@@ -22,7 +22,7 @@ from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.early_exit import EarlyExitDrafter
 from outpace.drafters.exit_probe import SAMPLE_TEXT, probe_exits
 from outpace.drafters.ngram import NgramDrafter
-from outpace.drafters.suffix import SuffixDrafter
+from outpace.drafters.suffix import LEAST_CHANCE, SuffixDrafter
 from outpace.drafters.suffix_pool import OutputPool
 from outpace.engine.engine import Engine
 from outpace.errors import InvalidParameter, OutOfMemory, UnsupportedModel
@@ -180,7 +180,6 @@ def build(
     makers = {item.method: _PLANNERS[item.method](item, source, config, notify) for item in wanted}
     parameters = source.num_parameters
     linear = source.precision.describe()
-    notify(_model_text(files.label, parameters, linear))
     target = source.load(config, config.max_model_len, progress)
     max_rows = _cache_rows(config, target, source.cache_bytes_per_token)
     max_model_len = min(target.max_model_len, config.max_model_len or _MOST_POSITIONS, max_rows)
@@ -303,8 +302,7 @@ def _no_progress(what: str, done: int, total: int) -> None:
 
 
 def _plan_suffix(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
-    # What does not pay is cut by the controller, which knows more; without one the drafter has to do it.
-    least = 0.1 if config.speculative_control == "adaptive" else 0.3
+    least = LEAST_CHANCE[config.speculative_control]
     most = item.suffix_decoding_max_cached_requests
     pool = OutputPool(max_outputs=most) if most else None
     if pool is not None and item.suffix_pool_file is not None:

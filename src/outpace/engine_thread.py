@@ -21,7 +21,7 @@ from outpace.decisions import ControlReport
 from outpace.engine.engine import Engine
 from outpace.engine.outputs import RequestOutput, StepOutput, StreamChunk
 from outpace.engine.request import Request
-from outpace.errors import OutpaceError, RequestFailed, Unavailable
+from outpace.errors import OutpaceError, RequestCutOff, RequestFailed, Unavailable
 from outpace.step_report import FinishedRequest, Load, StepBooks, StepReport
 
 __all__ = ["EngineThread", "Job"]
@@ -145,6 +145,7 @@ class EngineThread:
 
     def _run(self) -> None:
         reason = "the engine was closed"
+        error_type: type[RequestFailed] = RequestCutOff
         try:
             while self._take_commands():
                 if self._engine.has_work:
@@ -153,8 +154,9 @@ class EngineThread:
             log.warning("the event loop was closed before the engine: its requests were ended")
         except BaseException as error:  # whatever it is, nobody may go on waiting for this thread
             reason = f"the engine was stopped by a fault ({_described(error)}): start it again"
+            error_type = RequestFailed
             log.exception("the engine was stopped by a fault")
-        self._end(reason)
+        self._end(reason, error_type)
 
     def _take_commands(self) -> bool:
         """Does what was asked for since the last step, waiting if there is no work. False if it is to stop."""
@@ -286,13 +288,13 @@ class EngineThread:
                 raise _LoopGone from error
             raise
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, error_type: type[RequestFailed]) -> None:
         """Takes nothing more, and lets nobody wait: all jobs fail, those still in the queue too."""
         with self._gate:
             self._ended = reason
         jobs = list(self._open)
         with contextlib.suppress(_LoopGone):
-            self._send([(job, RequestFailed(reason)) for job in jobs])
+            self._send([(job, error_type(reason)) for job in jobs])
         try:
             for job in jobs:
                 self._retire(job, None)

@@ -12,6 +12,7 @@
     ├── QueueFull             HTTP 429: too many requests wait already; has `retry_after`
     ├── Unavailable           HTTP 503: no requests are taken: not started, draining, closed, or stopped by a fault
     └── RequestFailed         HTTP 500: this request failed inside the engine; the others were not touched
+        └── RequestCutOff     HTTP 503: the engine was closed before this request was complete
 
 Every message names the value, the limit and what would work, in one or two lines.
 """
@@ -30,6 +31,7 @@ __all__ = [
     "OutOfMemory",
     "OutpaceError",
     "QueueFull",
+    "RequestCutOff",
     "RequestFailed",
     "Unavailable",
     "UnsupportedModel",
@@ -104,3 +106,7 @@ class RequestFailed(OutpaceError):
     def __init__(self, message: str, outputs: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.outputs = list(outputs)
+
+
+class RequestCutOff(RequestFailed):
+    """The engine was closed before this request was complete: nothing is wrong with it, and it may be made again."""

@@ -111,14 +111,14 @@ class SamplingParams(metaclass=RefusesByName):
     n: int = parameter(
         1,
         integer(1, MAX_CHOICES),
-        meaning="answers to one prompt, each with noise of its own; the first is the same for every n",
+        meaning="how many answers to give, each drawn with noise of its own; the first is the same for every n",
         valid=f"an integer from 1 to {MAX_CHOICES}",
         speculation="each answer is drafted for and verified on its own",
     )
     temperature: float | None = parameter(
         None,
         optional(number(0)),
-        meaning="how random tokens are: logits are divided by it; 0 takes the most likely token",
+        meaning="randomness: logits are divided by it, and 0 always takes the most likely token",
         valid="a number, 0 (greedy) or more",
         speculation="same tokens at any temperature; drafters draw at the same one",
         unset="the model's generation config, else 1 (command line: 0)",
@@ -126,7 +126,7 @@ class SamplingParams(metaclass=RefusesByName):
     top_p: float | None = parameter(
         None,
         optional(number(0, 1, above=0)),
-        meaning="keep the smallest set of most likely tokens whose mass reaches this",
+        meaning="draw only from the smallest set of most likely tokens that together are this probable",
         valid="a number in (0, 1]; 1 is off",
         speculation=_EVERY_ROW,
         unset="the model's generation config, else 1",
@@ -134,7 +134,7 @@ class SamplingParams(metaclass=RefusesByName):
     top_k: int | None = parameter(
         None,
         optional(integer(-1)),
-        meaning="keep this many most likely tokens",
+        meaning="draw only from this many most likely tokens",
         valid="a count, or 0 or -1 for off",
         speculation=_EVERY_ROW,
         unset="the model's generation config, else 0",
@@ -142,7 +142,7 @@ class SamplingParams(metaclass=RefusesByName):
     min_p: float | None = parameter(
         None,
         optional(number(0, 1)),
-        meaning="drop tokens less likely than this share of the most likely one",
+        meaning="never draw a token that is less likely than this share of the most likely one",
         valid="a number in [0, 1]; 0 is off",
         speculation=_EVERY_ROW,
         unset="the model's generation config, else 0",
@@ -150,7 +150,7 @@ class SamplingParams(metaclass=RefusesByName):
     seed: int | None = parameter(
         None,
         optional(_seed),
-        meaning="of the noise tokens are drawn with; the same seed gives the same tokens",
+        meaning="number that the noise of drawing is made from: the same seed gives the same tokens",
         valid="a 64-bit integer, signed or not; -1 is none",
         speculation="part of the noise of every position, which target and drafters share",
         unset="drawn for every request",
@@ -158,22 +158,22 @@ class SamplingParams(metaclass=RefusesByName):
     presence_penalty: float = parameter(
         0.0,
         number(-2, 2),
-        meaning="subtracted from the logit of every token that is in the answer so far",
+        meaning="lower the logit of every token that is in the answer so far by this much",
         valid="a number in [-2, 2]; 0 is off",
         speculation=_COUNTED,
     )
     frequency_penalty: float = parameter(
         0.0,
         number(-2, 2),
-        meaning="subtracted from a token's logit once for every time it is in the answer so far",
+        meaning="lower the logit of a token by this much for every time it is in the answer so far",
         valid="a number in [-2, 2]; 0 is off",
         speculation=_COUNTED,
     )
     repetition_penalty: float | None = parameter(
         None,
         optional(number(0.01, 100)),
-        meaning="positive logits of tokens in prompt or answer are divided by it, others multiplied; above 1 avoids "
-        "repetition, below 1 invites it",
+        meaning="divide the positive logits of tokens in prompt or answer by this, and multiply the negative ones: "
+        "above 1 avoids repetition, below 1 invites it",
         valid="a number in [0.01, 100]; 1 is off",
         speculation=_COUNTED,
         unset="the model's generation config, else 1",
@@ -181,7 +181,7 @@ class SamplingParams(metaclass=RefusesByName):
     logit_bias: Mapping[int, float] | None = parameter(
         None,
         optional(id_biases(100)),
-        meaning="added to the logits of these tokens",
+        meaning="add to the logits of single tokens",
         valid="a mapping of token ids, 0 or more, to numbers in [-100, 100]",
         speculation="the same for every row",
         unset="off",
@@ -190,7 +190,7 @@ class SamplingParams(metaclass=RefusesByName):
     allowed_token_ids: Sequence[int] | None = parameter(
         None,
         optional(token_ids(at_least=1)),
-        meaning="no other tokens are possible",
+        meaning="allow no tokens but these",
         valid="a list of one or more token ids, 0 or more each",
         speculation="a draft is cut at its first token that is not allowed",
         unset="all",
@@ -198,7 +198,7 @@ class SamplingParams(metaclass=RefusesByName):
     bad_words: Sequence[str] = parameter(
         (),
         texts(),
-        meaning="texts that must not be written; the last token of one is banned where its other tokens came before",
+        meaning="never write these texts: the last token of one is banned where its other tokens came before",
         valid="a list of texts of at least one character",
         speculation=_COUNTED,
     )
@@ -221,15 +221,15 @@ class SamplingParams(metaclass=RefusesByName):
     min_tokens: int = parameter(
         0,
         integer(0),
-        meaning="EOS, stop tokens and stop strings are held back until the answer has this many tokens; a grammar "
-        "whose text is complete ends the answer before that too",
+        meaning="do not end before the answer has this many tokens, at EOS, stop tokens or stop strings; where a "
+        "grammar's text is complete, it ends all the same",
         valid="an integer, 0 or more, at most max_tokens",
         speculation="a row counts the draft tokens before it",
     )
     max_tokens: int | None = parameter(
         None,
         optional(integer(1)),
-        meaning="most tokens of the answer",
+        meaning="end the answer after this many tokens",
         valid="an integer, at least 1",
         speculation="a draft is no longer than what is left",
         unset="the rest of the context (command line: 512)",
@@ -237,14 +237,14 @@ class SamplingParams(metaclass=RefusesByName):
     stop: Sequence[str] = parameter(
         (),
         texts(alone=True),
-        meaning="texts that end the answer, and are not part of its text",
+        meaning="end the answer before these texts, which are left out of it",
         valid="strings of at least one character",
         speculation="looked for token by token in what was accepted; what follows is given up",
     )
     stop_token_ids: Sequence[int] = parameter(
         (),
         token_ids(),
-        meaning="token ids that end the answer, besides the model's own",
+        meaning="end the answer at these token ids too, not only at the model's own",
         valid="token ids, 0 or more",
         speculation="nothing behind one is drafted or kept",
     )
@@ -265,7 +265,7 @@ class SamplingParams(metaclass=RefusesByName):
     logprobs: int | None = parameter(
         None,
         optional(_count_of_logprobs),
-        meaning="return the log probability of each token and of this many most likely ones",
+        meaning="return the log probability of each token, and of this many most likely ones beside it",
         valid=_COUNT,
         speculation="taken from the target's own rows: the same numbers as without drafts",
         unset="off",
@@ -273,7 +273,7 @@ class SamplingParams(metaclass=RefusesByName):
     prompt_logprobs: int | None = parameter(
         None,
         optional(_count_of_logprobs),
-        meaning="the same for the tokens of the prompt",
+        meaning="return log probabilities for the tokens of the prompt too, likewise",
         valid=_COUNT,
         speculation="the prompt is computed by the target alone",
         unset="off",
@@ -281,7 +281,7 @@ class SamplingParams(metaclass=RefusesByName):
     logprobs_mode: str = parameter(
         "raw_logprobs",
         one_of(LOGPROBS_MODES),
-        meaning="log probabilities of the model's own logits, or of those left after all processing",
+        meaning="take log probabilities of the model's own logits, or of those left after all processing",
         valid=" or ".join(LOGPROBS_MODES),
         speculation="the same numbers as without drafts",
     )
@@ -298,7 +298,7 @@ class SamplingParams(metaclass=RefusesByName):
     truncate_prompt_tokens: int | None = parameter(
         None,
         optional(_prompt_length),
-        meaning="keep this many last tokens of the prompt; -1 keeps as many as fit",
+        meaning="keep only this many tokens of the prompt, its last; -1 keeps as many as fit",
         valid="an integer, at least 1, or -1",
         speculation="done before anything is drafted",
         unset="a prompt that is too long is refused",

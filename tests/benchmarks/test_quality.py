@@ -169,7 +169,8 @@ def test_conversations_are_left_out_without_a_chat_template(
 def test_int8_of_smollm2_stays_near_fp32(quality: ModuleType, smollm2_path: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.jsonl"
     lines = (FOLDER / "texts.jsonl").read_text().splitlines()
-    short.write_text(next(line for line in lines if json.loads(line)["id"] == "prose"))
+    prose = next(text for text in map(json.loads, lines) if text["id"] == "prose")
+    short.write_text(json.dumps({**prose, "text": prose["text"][:800]}))
     entry = quality.measure_model("smollm2-135m", ["int8"], short)
     assert entry["model"] == ALIASES["smollm2-135m"].label
     own, int8 = entry["table"]

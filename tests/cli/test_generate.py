@@ -43,12 +43,6 @@ def test_text_alone_goes_to_standard_output_and_the_banner_comes_first(outpace) 
     assert lines[3:] == [BANNER]
 
 
-def test_what_was_said_while_loading_is_not_said_again(outpace) -> None:
-    note, _, rest = BANNER.partition("; ")
-    lines = outpace("generate", "Hi", script=Script(note=note)).err.splitlines()
-    assert (lines[0], lines[3:]) == (note, [rest])
-
-
 def test_json_is_one_object_with_exactly_these_keys(outpace) -> None:
     result = outpace("generate", "Hi", "--json", script=Script(accepted=(1, 0), drafted=2))
     record = json.loads(result.out)

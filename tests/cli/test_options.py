@@ -202,7 +202,8 @@ def test_help_has_the_text_of_every_field(outpace, command: str) -> None:
         assert (item.metadata["meaning"] in shown) == expected, item.name
     for item in fields(StructuredOutputs):
         assert item.name == "choice" or item.metadata["meaning"] in shown
-    assert "keep the smallest set of most likely tokens whose mass reaches this; a number in (0, 1]; 1 is off" in shown
+    top_p = "draw only from the smallest set of most likely tokens that together are this probable"
+    assert f"{top_p}; a number in (0, 1]; 1 is off" in shown
     assert "None" not in shown
 
 
@@ -272,8 +273,8 @@ def test_a_bad_option_is_two_lines_and_code_2_before_anything_loads(outpace, com
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "a command is missing: generate, chat, demo, doctor or serve"),
-        (["frobnicate"], "'frobnicate' is not a command: generate, chat, demo, doctor or serve"),
+        ([], "a command is missing: generate, chat, demo, doctor, serve or train"),
+        (["frobnicate"], "'frobnicate' is not a command: generate, chat, demo, doctor, serve or train"),
         (["genrate", "Hi"], "'genrate' is not a command: did you mean generate?"),
     ],
 )

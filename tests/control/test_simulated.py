@@ -78,6 +78,7 @@ def stream(world: Simulation, batch: int, num_requests: int, length: int = 64, b
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("chance", [0.05, 0.6, 0.9])
 @pytest.mark.parametrize("which", ["free", "model", "both"])
+@pytest.mark.thinned(2)
 def test_within_50_steps_the_choice_is_as_good_as_the_best_fixed_one(which: str, chance: float, batch: int) -> None:
     drafters: Drafters = {}
     if which != "model":

@@ -53,7 +53,7 @@ WAYS = ("roomy", "chunks", "preempting")
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str) -> None:
     assert_same_tokens(name, k, batch, way, quantization)
 
@@ -62,7 +62,7 @@ def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("k", "batch"), [(2, 8), (4, 3)])
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_same_tokens_on_torch(name: str, k: int, batch: int, way: str, quantization: str) -> None:
     assert_same_tokens(name, k, batch, way, quantization)
 
@@ -118,6 +118,7 @@ def assert_same_tokens(name: str, k: int, batch: int, way: str, quantization: st
 
 @pytest.mark.parametrize("quantization", NATIVE + TORCH)
 @pytest.mark.parametrize("rows", [512, 40])
+@pytest.mark.thinned(2)
 def test_mixed_pack(rows: int, quantization: str) -> None:
     """Prefill chunk, n-gram, early exit with and without adapter, draft model and plain request, side by side."""
     names = ("ngram", "early_exit", "adapter", "draft_model")
@@ -135,6 +136,7 @@ def test_mixed_pack(rows: int, quantization: str) -> None:
 @pytest.mark.parametrize("quantization", NATIVE + TORCH)
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("max_rows", [3200, 500], ids=["roomy", "preempting"])
+@pytest.mark.thinned(4)
 def test_reused_rows(max_rows: int, name: str, quantization: str) -> None:
     """Turns of two conversations, a branch and repeated prompts, some side by side, across the edge of a key block."""
     params = [replace(each, max_tokens=TOKENS) for each in (GREEDY, WARM, HOT)]
@@ -171,6 +173,7 @@ def test_reused_rows(max_rows: int, name: str, quantization: str) -> None:
 @pytest.mark.parametrize("quantization", NATIVE + TORCH)
 @pytest.mark.parametrize("params", [GREEDY, replace(WARM, temperature=0.7), HOT], ids=["T=0", "T=0.7", "T=1.5"])
 @pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.thinned(3)
 def test_the_target_as_its_own_draft_is_always_accepted(k: int, params: SamplingParams, quantization: str) -> None:
     jobs = [Job([i, 3, 5], replace(params, max_tokens=60)) for i in range(8)]
     for result in run(make_engine(("own_draft",), quantization, k=k), jobs):

@@ -17,7 +17,7 @@ from .tiny import make_engine
 DRAFTERS = ("tree", "suffix_tree")
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("quantization", NATIVE + TORCH)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("batch", [1, 3, 8])
@@ -44,11 +44,12 @@ def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str)
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4", "torch int8"])
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.thinned(2)
 def test_trees_beside_chains_that_take_turns_and_are_cut(way: str, quantization: str) -> None:
     """Trees of a draft model and of the text, chains of an early exit with kept states, in one pack and one request."""
     jobs = jobs_for(8)
     longest = max(len(job.prompt) for job in jobs) + TOKENS
-    controller = ChaosController(2)  # of its kind, one that verifies trees whose kept path lies scattered
+    controller = ChaosController(3)  # of its kind, one that verifies trees whose kept path lies scattered
     engine = make_engine(
         ("suffix_tree", "tree", "adapter"),
         quantization,

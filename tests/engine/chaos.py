@@ -35,7 +35,7 @@ class ChaosController:
 
     def width(self, wish: Wish, decoding: int) -> int:
         assert wish.free is not None and wish.widths[wish.free] > 1 and decoding >= 1
-        return self._random.randint(1, wish.widths[wish.free])
+        return self._width(wish.widths[wish.free])
 
     def allot(
         self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
@@ -49,7 +49,7 @@ class ChaosController:
         if wish.computing and self._random.random() < 0.5:
             drafter = self._random.choice(sorted(wish.computing))
             self.chosen[drafter] = self.chosen.get(drafter, 0) + 1
-            width = self._random.randint(1, wish.widths.get(drafter, 1))
+            width = self._width(wish.widths.get(drafter, 1))
             self.widths.add(width)
             return Allotment(drafter=drafter, num_tokens=self._up_to(wish.most), width=width)
         if offer is None:
@@ -67,7 +67,7 @@ class ChaosController:
             return self._up_to(offer.num_tokens)
         kept: list[int] = []
         for node, parent in enumerate(offer.parents):
-            if (parent < 0 or parent in kept) and self._random.random() < 0.7:
+            if (parent < 0 or parent in kept) and self._random.random() < 0.85:
                 kept.append(node)
         return tuple(kept)
 
@@ -97,6 +97,9 @@ class ChaosController:
 
     def report(self) -> ControlReport:
         return ControlReport({}, len(self.facts), 0.0, 0.0)
+
+    def _width(self, most: int) -> int:
+        return most if self._random.random() < 0.5 else self._random.randint(1, most)
 
     def _up_to(self, most: int) -> int:
         return self._random.randint(0, most)

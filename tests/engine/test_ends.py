@@ -65,6 +65,7 @@ def tokens_come_once() -> None:
 
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("slot", SLOTS)
+@pytest.mark.thinned(2)
 def test_eos(slot: int, include: bool) -> None:
     expected, result = ended({"ignore_eos": False, "include_stop_str_in_output": include}, eos=ENDLESS[slot])
     assert expected.token_ids == ENDLESS[: slot + 1]
@@ -74,6 +75,7 @@ def test_eos(slot: int, include: bool) -> None:
 
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("slot", SLOTS)
+@pytest.mark.thinned(2)
 def test_stop_id(slot: int, include: bool) -> None:
     changes = {"stop_token_ids": (ENDLESS[slot], 0), "include_stop_str_in_output": include}
     expected, result = ended(changes)
@@ -84,6 +86,7 @@ def test_stop_id(slot: int, include: bool) -> None:
 
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("slot", SLOTS)
+@pytest.mark.thinned(2)
 def test_stop_string_inside_a_token(slot: int, include: bool) -> None:
     word = spelled(ENDLESS[slot])[:2]
     expected, result = ended({"stop": ("%", word), "include_stop_str_in_output": include})
@@ -95,6 +98,7 @@ def test_stop_string_inside_a_token(slot: int, include: bool) -> None:
 
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("slot", SLOTS[2:])
+@pytest.mark.thinned(2)
 def test_stop_string_over_three_tokens(slot: int, include: bool) -> None:
     """It may begin in one block and end in the next."""
     before, middle, last = map(spelled, ENDLESS[slot - 2 : slot + 1])
@@ -114,6 +118,7 @@ def test_length(slot: int) -> None:
 
 @pytest.mark.parametrize("slot", SLOTS)
 @pytest.mark.parametrize("change", ["stop_token_ids", "stop"])
+@pytest.mark.thinned(2)
 def test_a_stop_beats_length(slot: int, change: str) -> None:
     stop = (ENDLESS[slot],) if change == "stop_token_ids" else (spelled(ENDLESS[slot]),)
     expected, _ = ended({change: stop, "max_tokens": slot + 1})

@@ -68,7 +68,7 @@ def build_drafter(name: str, model: HistoryModel, jobs: list[Job]) -> Drafter:
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_same_tokens(name: str, k: int, batch: int, rows: int, preempt: bool) -> None:
     model = HistoryModel(V)
     jobs = mixed_jobs(batch, V, seed=batch)
@@ -128,6 +128,7 @@ def test_a_batch_takes_one_pass_a_step() -> None:
 
 @pytest.mark.parametrize("params", [GREEDY, WARM, HOT], ids=["greedy", "warm", "hot"])
 @pytest.mark.parametrize("k", range(1, 9))
+@pytest.mark.thinned(3)
 def test_target_as_its_own_draft_is_always_accepted(params: SamplingParams, k: int) -> None:
     model = HistoryModel(V)
     jobs = [Job([i, 3], replace(params, max_tokens=300)) for i in range(8)]

@@ -61,6 +61,7 @@ def refuses_at(step: int) -> Callable[[list[int], torch.Tensor], torch.Tensor]:
 @pytest.mark.parametrize("k", [1, 8])
 @pytest.mark.parametrize("step", [0, 6, 19])
 @pytest.mark.parametrize("drafter", [None, *_KNOWN_DRAFTERS])
+@pytest.mark.thinned(2)
 def test_a_processor_that_raises_ends_its_own_request(drafter: str | None, step: int, k: int) -> None:
     got = beside_others(base(logits_processors=(refuses_at(step),)), drafter, k=k)
     assert isinstance(got, str)
@@ -77,6 +78,7 @@ def test_a_processor_that_returns_nonsense_ends_its_own_request(result: object) 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("drafter", [None, *_KNOWN_DRAFTERS])
+@pytest.mark.thinned(2)
 def test_a_processor_may_refuse_what_is_never_reached(drafter: str | None, temperature: float, mode: str) -> None:
     """It raises for every history that is not plain decoding's own: drafts that go wrong must not matter."""
     params = base(temperature=temperature, logprobs=2, logprobs_mode=mode)
@@ -199,6 +201,7 @@ class BreakingGrammar(ToyGrammar):
 @pytest.mark.parametrize("at", range(1, 9))
 @pytest.mark.parametrize("method", ["mask", "consume", "forced", "rollback"])
 @pytest.mark.parametrize("drafter", ["random", "wrong", "ngram"])
+@pytest.mark.thinned(3)
 def test_a_grammar_that_breaks_ends_its_own_request(
     drafter: str, method: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def texts(
         ({}, [0] * 16),
     ],
 )
+@pytest.mark.thinned(3)
 def test_penalties_on_constant_logits(drafter: str, k: int, changes: dict[str, Any], expected: list[int]) -> None:
     """2 and 1.9: a penalty of 0.2 makes the second best, once (presence, repetition) or every time (frequency)."""
     model = ConstantModel([2, 1.9, 0, 0])

@@ -422,6 +422,7 @@ def drafter_named(name: str) -> dict[str, Drafter]:
 @pytest.mark.parametrize("max_rows", [4096, 260], ids=["roomy", "preempting"])
 @pytest.mark.parametrize("rows", [512, 13], ids=["one pass", "chunks"])
 @pytest.mark.parametrize("lanes", [8, 3])
+@pytest.mark.thinned(3)
 def test_text_is_the_same(name: str, max_rows: int, rows: int, lanes: int) -> None:
     model = HistoryModel(V, order=3)
     jobs = conversations(24, seed=lanes)

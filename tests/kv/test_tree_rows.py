@@ -86,6 +86,7 @@ class Text:
 @each_case
 @pytest.mark.parametrize("fork", FORKS)
 @pytest.mark.parametrize("row_by_row", [False, True], ids=["blocks", "row by row"])
+@pytest.mark.thinned(3)
 def test_a_tree_is_its_paths(case: Case, fork: int, row_by_row: bool) -> None:
     source = random.Random(fork * 7 + row_by_row)
     for _ in range(3):

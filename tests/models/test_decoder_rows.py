@@ -15,7 +15,7 @@ from tests.models.tiny_models import PRECISIONS, tiny_decoder
 @pytest.mark.parametrize("quantization", PRECISIONS)
 @pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2-window", "qwen3", "mistral-window"])
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 def test_in_blocks_chunks_one_pass_and_beside_neighbours(variant, quantization):
     decoder = tiny_decoder(variant, quantization)
     alone = compute(decoder, [1], LENGTH)

@@ -23,7 +23,7 @@ from tests.models.tiny_models import pack_of, random_ids
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTHS = (150, 41, 7)
-TOKENS = 16
+TOKENS = 10
 
 
 @functools.cache

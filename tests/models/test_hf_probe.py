@@ -146,7 +146,7 @@ def test_a_window_or_slot_off_by_one_would_be_noticed(kind, path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 def test_rows_keep_their_bits_here(kind):
     report = probe_rows(TransformersModel(tiny_model(kind)))
     assert (report.row_path, report.passed) == (RowPath.BLOCKS, True)

@@ -72,6 +72,7 @@ class TestRowsAreIndependent:
     @pytest.mark.parametrize("with_bias", [False, True])
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.thinned(2)
     def test_same_bits_alone_and_in_any_block(self, kind, shape, with_bias, threads):
         weight, bias = layer_parts(shape)
         layer = kind(weight, bias if with_bias else None)

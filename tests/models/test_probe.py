@@ -80,7 +80,7 @@ def assert_falls_back_to_single_rows(decoder, caplog):
     [*((part, "torch none") for part in ("_qkv", "_out", "_gate_up", "_down", "_matrix")), ("_down", "torch int8")],
 )
 def test_a_linear_layer_that_minds_its_neighbours(part, quantization, caplog):
-    decoder = tiny_decoder("llama", quantization)
+    decoder = tiny_decoder("llama", quantization, num_hidden_layers=1)
     plant(decoder, part, NeighbourlyLinear)
     assert_falls_back_to_single_rows(decoder, caplog)
 

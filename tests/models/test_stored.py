@@ -128,7 +128,7 @@ def test_blocks_lie_in_shards_with_the_kinds_of_their_own(wide_model: Path, monk
 @pytest.mark.parametrize("kind", BLOCK_KINDS, ids=lambda kind: kind.name)
 def test_scales_tell_what_the_values_tell(kind: Q) -> None:
     """Of random blocks some are damaged; each is found, and no other."""
-    drawn = random_blocks(3000, kind, seed=1)
+    drawn = random_blocks(1000, kind, seed=1)
     finite = np.isfinite(dequantize_rows(drawn, kind.name)).all(axis=1)
     assert finite.any() and (kind.name == "NVFP4" or not finite.all())  # NVFP4 has no infinite scale
     assert [rows_are_finite(drawn[row : row + 1], kind.name) for row in range(len(drawn))] == finite.tolist()

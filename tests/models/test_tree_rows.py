@@ -82,7 +82,7 @@ def assert_tree_is_its_paths(model: Decoder | TransformersModel, seed: int, fork
 FORKS = (0, 3, KEY_BLOCK - 9, KEY_BLOCK - 2, KEY_BLOCK - 1, KEY_BLOCK, KEY_BLOCK + 1, KEY_BLOCK + 30)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("quantization", PRECISIONS)
 @pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2-window", "qwen3", "mistral-window"])
@@ -95,13 +95,14 @@ def test_decoders(variant: str, quantization: str, threads: int) -> None:
 @pytest.mark.parametrize("path", [RowPath.ROW_ATTENTION, RowPath.SINGLE_ROWS])
 @pytest.mark.parametrize("quantization", ["torch none", "torch int8", "none"])
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.thinned(2)
 def test_slower_paths(path: RowPath, quantization: str) -> None:
     decoder = tiny_decoder("qwen2-window", quantization)
     decoder.row_path = path
     assert_tree_is_its_paths(decoder, 3, (5, KEY_BLOCK - 4, KEY_BLOCK))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("kind", RIGHT)
 @pytest.mark.usefixtures("one_thread")
 def test_models_on_transformers_layers(kind: str) -> None:

@@ -61,6 +61,7 @@ def test_a_long_text_leaves_the_grammar_as_good_as_new(compiler: GrammarCompiler
 
 @pytest.mark.smollm2
 @pytest.mark.parametrize("seed", range(4, 7))
+@pytest.mark.thinned(3)
 def test_looking_ahead_changes_nothing(compiler: GrammarCompiler, smollm2_files: LoadedFiles, seed: int) -> None:
     plain = walk(compiler.compile(FEW_STATES), seed, length=12, ahead=0)
     tokenizer = smollm2_files.tokenizer

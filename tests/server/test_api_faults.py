@@ -13,13 +13,14 @@ from outpace.errors import (
     InvalidPrompt,
     OutpaceError,
     QueueFull,
+    RequestCutOff,
     RequestFailed,
     Unavailable,
 )
 from outpace.server.app import create_app
 from outpace.server.errors import as_api_error
 from outpace.server.settings import ServerSettings
-from tests.asynchronous import make_llm, run
+from tests.asynchronous import accepted, make_llm, run
 from tests.engine.fakes import HistoryModel
 from tests.server.calling import CHAT, USER, client_of, events, post, refused
 from tests.server.scripted import scripted
@@ -39,6 +40,7 @@ def test_statuses_of_outpace_errors() -> None:
             QueueFull("later", 2.1),
             Unavailable("closed"),
             RequestFailed("broken"),
+            RequestCutOff("closed"),
             OutpaceError("odd"),
         )
     ]
@@ -51,6 +53,7 @@ def test_statuses_of_outpace_errors() -> None:
         (429, None),
         (503, None),
         (500, None),
+        (503, None),
         (500, None),
     ]
     assert [error.code for error in found][4:7] == ["context_length_exceeded", "queue_full", "unavailable"]
@@ -128,6 +131,31 @@ def test_health_follows_the_engine() -> None:
             await llm.drain(0)
             assert (await client.get("/health")).status_code == 503
             assert (await refused(client, CHAT, 503, messages=USER))["code"] == "unavailable"
+
+    run(main())
+
+
+def test_answers_that_are_cut_off_at_the_end_may_be_asked_for_again() -> None:
+    async def main() -> None:
+        llm = scripted("ok")
+        async with client_of(llm) as client:
+            llm.model.hold()
+            whole = asyncio.ensure_future(client.post(CHAT, json={"messages": USER}))
+            await llm.model.entered()
+            streamed = asyncio.ensure_future(client.post(CHAT, json={"messages": USER, "stream": True}))
+            await accepted(llm, 2)
+            await llm.drain(0.01)
+            closing = asyncio.ensure_future(llm.close())
+            await asyncio.sleep(0)  # it is asked to stop while the first step goes on
+            llm.model.let_go()
+            await closing
+            answer, stream = await whole, await streamed
+            assert answer.status_code == 503
+            error = answer.json()["error"]
+            assert (error["type"], error["code"]) == ("server_error", "unavailable")
+            assert error["message"].startswith("the server is stopping") and error["message"].endswith("ask again")
+            *_, last = events(stream.text)
+            assert last["error"] == error
 
     run(main())
 

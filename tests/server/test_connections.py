@@ -155,6 +155,34 @@ def test_a_client_that_goes_while_it_sends_leaves_nothing_in_the_log(caplog: pyt
     ] == []
 
 
+GARBAGE = {
+    "a TLS greeting": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(64)) + b"\r\n\r\n",
+    "no words": b"\x00\xff" * 40 + b"\r\n\r\n",
+    "a header without a colon": b"GET /health HTTP/1.1\r\nHost here\r\n\r\n",
+    "a head without end": b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000,
+    "a chunk of no length": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+    "noise behind a request": WHOLE + b"\x00\x01\x02 what\r\n\r\n",
+}
+
+
+def test_bytes_that_are_no_http_are_answered_and_leave_one_quiet_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with listening(scripted("ok")) as address:
+            for sent in GARBAGE.values():
+                async with connected(address) as (reader, writer):
+                    writer.write(sent)
+                    answered = await asyncio.wait_for(reader.read(), 30)
+                    assert answered.count(b"HTTP/1.1 400") == 1
+                    assert answered.count(b"200 OK") == sent.count(BODY)
+
+    with caplog.at_level(logging.DEBUG, "uvicorn.error"):
+        run(main())
+    said = [(record.levelno, record.getMessage()) for record in caplog.records if record.levelno > logging.DEBUG]
+    assert [item for item in said if item[0] > logging.INFO] == []
+    quiet = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
+    assert [text for text in quiet if "HTTP" in text] == ["Invalid HTTP request received."] * len(GARBAGE)
+
+
 @pytest.mark.parametrize("protocol", ["websocket", "h2c"])
 def test_a_wish_for_another_protocol_is_ignored(protocol: str, caplog: pytest.LogCaptureFixture) -> None:
     """Some HTTP clients send one with every first request; uvicorn would advise to install a library each time."""

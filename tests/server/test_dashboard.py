@@ -11,6 +11,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from outpace.async_llm import Load
+from outpace.decisions import ControlReport, DrafterReport
+from outpace.server.control_metrics import control_metrics
 from outpace.server.metrics import Metrics
 
 FILE = Path(__file__).parents[2] / "docs" / "grafana" / "outpace.json"
@@ -18,12 +20,16 @@ DASHBOARD: dict[str, Any] = json.loads(FILE.read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel.get("targets", [])]
 VARIABLES = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+CONTROL = {family.name.removeprefix("outpace:") for family in control_metrics({}, "model")}
+"""What the controller of drafts reports."""
 SERIES = re.compile(r"((?:vllm|outpace):\w+)(?:\{([^}]*)\})?")
 
 
 def exposed() -> dict[str, set[str]]:
-    """{name of a sample: its labels} of a server with a drafter that nobody has asked anything yet."""
-    text = Metrics("model", Load, {"ngram": 2}).text()[0].decode()
+    """{name of a sample: its labels} of a server with a drafter."""
+    report = DrafterReport("ngram", 1, 2, 1.0, 1, 0.1, 0.1, 1.5, 1.4, None)
+    control = ControlReport({"ngram": report}, 3, 1.0, 0.0)
+    text = Metrics("model", Load, {"ngram": 2}, lambda: control).text()[0].decode()
     families = text_string_to_metric_families(text)
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
@@ -38,14 +44,15 @@ def test_every_expression_asks_for_metrics_and_labels_that_are_there() -> None:
             assert name in samples, name
             assert matchers == 'model_name=~"$model_name"', expression
             asked.add(name)
-        grouped = re.findall(r"by \((\w+)\) \(rate\(([\w:]+)", expression)
+        grouped = re.findall(r"by \((\w+)\) \((?:rate\()?([\w:]+)", expression)
         assert len(grouped) == expression.count("by (")
         assert all(label in samples[name] for label, name in grouped), expression
     for wanted in ("drafts_total", "draft_tokens_total", "accepted_tokens_total", "accepted_tokens_per_pos_total"):
         assert f"vllm:spec_decode_num_{wanted}" in asked
     assert {name for name in asked if name.startswith("outpace:")} == {
         f"outpace:spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")
-    }
+    } | {name for name in samples if name.removeprefix("outpace:").removesuffix("_total") in CONTROL}
+    assert len(CONTROL) == 6
 
 
 def test_legends_name_labels_of_their_expression() -> None:

@@ -266,7 +266,7 @@ FRAGMENTS = st.sampled_from(
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(fragments=st.lists(FRAGMENTS, max_size=14), forced=st.booleans(), data=st.data())
 def test_cuts_change_nothing(name: str, whole: bool, fragments: list[str], forced: bool, data: st.DataObject) -> None:
     text = "".join(fragments)

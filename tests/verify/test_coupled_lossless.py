@@ -143,6 +143,7 @@ DRAFTERS = [random_chain, guessing_chain, random_tree, illegal, nothing]
 
 @pytest.mark.parametrize("kind", KINDS, ids=["greedy", "plain", "filtered", "hot"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.thinned(2)
 def test_any_draft_gives_the_plain_text(drafter: Drafter, kind: SamplingParams) -> None:
     engine = Engine()
     for seed in range(8):

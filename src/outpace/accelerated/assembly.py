@@ -15,7 +15,8 @@ from outpace.config import EngineConfig, SpeculativeConfig
 from outpace.control.making import make_controller
 from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.ngram import NgramDrafter
-from outpace.drafters.suffix import SuffixDrafter
+from outpace.drafters.suffix import LEAST_CHANCE, SuffixDrafter
+from outpace.drafters.suffix_pool import OutputPool
 from outpace.engine.engine import Engine
 from outpace.errors import InvalidParameter, UnsupportedModel, VocabularyMismatch
 from outpace.models.decoder import Decoder
@@ -43,20 +44,15 @@ class Assembled:
         engine: ready.
         target: the adapter around the wrapped model.
         config: the engine's settings with every automatic value resolved.
-        speculative: the drafter's settings; None for plain decoding.
+        methods: loaded drafters; none for plain decoding.
         probe: whether a row's bits depend on its neighbours here, and what is done about it.
     """
 
     engine: Engine
     target: TransformersModel
     config: EngineConfig
-    speculative: SpeculativeConfig | None
+    methods: tuple[str, ...]
     probe: ProbeReport
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """Loaded drafters."""
-        return () if self.speculative is None else (self.speculative.method,)
 
 
 def assemble(
@@ -105,7 +101,7 @@ def assemble(
         max_num_batched_tokens=config.max_num_batched_tokens,
         weight_bytes=target.weight_bytes,
     )
-    return Assembled(engine, target, config, speculative if drafters else None, probe)
+    return Assembled(engine, target, config, tuple(drafters), probe)
 
 
 def _drafter(
@@ -116,7 +112,7 @@ def _drafter(
     config: EngineConfig,
 ) -> Drafter:
     if part.method == "suffix":
-        return SuffixDrafter(least_chance=0.1)
+        return _suffix(part, target, config)
     if part.method == "ngram":
         assert part.prompt_lookup_min is not None
         return NgramDrafter(part.prompt_lookup_min, part.prompt_lookup_max)
@@ -125,6 +121,20 @@ def _drafter(
     raise InvalidParameter(
         f"method={part.method!r} is not possible with an accelerated model: take auto, suffix, ngram, a draft model, "
         "or none"
+    )
+
+
+def _suffix(part: SpeculativeConfig, target: TransformersModel, config: EngineConfig) -> SuffixDrafter:
+    if part.suffix_pool_file is not None:
+        raise InvalidParameter(
+            f"suffix_pool_file={part.suffix_pool_file!r} is not possible with an accelerated model: with "
+            "suffix_decoding_max_cached_requests alone, outputs are kept as long as it lives"
+        )
+    most = part.suffix_decoding_max_cached_requests
+    return SuffixDrafter(
+        least_chance=LEAST_CHANCE[config.speculative_control],
+        pool=OutputPool(max_outputs=most) if most else None,
+        tree_width=part.tree_width if target.takes_trees else 1,
     )
 
 
@@ -210,7 +220,7 @@ def read_speculative(value: Any, assistant: Any) -> tuple[SpeculativeConfig, Pre
         value = _with_model(value, "assistant_model")
     elif isinstance(value, PreTrainedModel):
         value, assistant = {"method": "draft_model", "model": "assistant_model"}, value
-    return SpeculativeConfig.parse("ngram" if value is None else value), assistant
+    return SpeculativeConfig.parse("auto" if value is None else value), assistant
 
 
 def _with_model(value: Any, name: str) -> Any:

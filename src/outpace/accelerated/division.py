@@ -75,9 +75,10 @@ def speculation_of(config: GenerationConfig, methods: Collection[str]) -> Specul
     count = config.prompt_lookup_num_tokens
     if count is None:
         return SpeculationParams()
-    if "ngram" not in methods:
+    lookup = next((name for name in ("ngram", "suffix") if name in methods), None)
+    if lookup is None:
         raise InvalidParameter(
             f"prompt_lookup_num_tokens={count!r} is not possible: this model was accelerated without prompt lookup; "
-            "call accelerate with speculative_config='ngram'"
+            "call accelerate with speculative_config='auto', 'suffix' or 'ngram'"
         )
-    return SpeculationParams(method="ngram", num_speculative_tokens=count)
+    return SpeculationParams(method=lookup, num_speculative_tokens=count)

@@ -40,8 +40,9 @@ def accelerate(
     Args:
         model: a decoder-only model on the CPU.
         tokenizer: its tokenizer: for stop strings, and to compare vocabularies with a draft model's files.
-        speculative_config: `ngram` (the default), `suffix`, a draft model (hub id, folder, GGUF file), `none`, a
-            mapping with the keys of SpeculativeConfig, or a SpeculativeConfig.
+        speculative_config: `auto` (the default: suffix lookup, and how much of it pays is learnt), `suffix`, `ngram`,
+            a draft model (hub id, folder, GGUF file), `none`, a mapping with the keys of SpeculativeConfig, or a
+            SpeculativeConfig.
         assistant_model: a draft model: a PreTrainedModel with the same vocabulary, or a name as above.
         options: max_model_len (most tokens of prompt and output), max_num_seqs (most sequences side by side),
             max_num_batched_tokens (most rows a step), cache_tokens (most cached tokens) and speculative_control, as in

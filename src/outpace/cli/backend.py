@@ -60,29 +60,18 @@ def open_llm(
 
     Args:
         config: the engine's settings, if they are not simply those of the options.
-        announce: say what was built, when it is: of the banner, what no note while loading has said.
+        announce: say what was built, when it is.
 
     Raises:
         OutpaceError: settings, model or memory do not allow it.
     """
     settings = config or engine_config(arguments)
     speculative = speculative_config(arguments)
-    said: list[str] = []
     with Progress() as progress:
-
-        def notify(text: str) -> None:
-            said.append(text)
-            progress.say(text)
-
-        llm = backend.llm(settings, speculative=speculative, front="cli", notify=notify, progress=progress.report)
+        llm = backend.llm(settings, speculative=speculative, front="cli", notify=progress.say, progress=progress.report)
     if announce:
-        say(_unsaid(llm.banner(), said))
+        say(llm.banner())
     return llm
-
-
-def _unsaid(banner: str, said: Sequence[str]) -> str:
-    """What is left of a line of several parts when its beginning has been said."""
-    return min((banner.removeprefix(f"{note}; ") for note in said), key=len, default=banner)
 
 
 def has_chat_template(llm: LLM) -> bool:

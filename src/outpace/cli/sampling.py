@@ -102,10 +102,10 @@ def _help(item: Field[Any]) -> str:
     if kind == "bool":
         return _escaped(told["meaning"])
     if kind.startswith("Sequence"):
-        return _escaped(f"{told['meaning']}; may be given more than once")
+        return _escaped(f"{told['meaning']}; can be given more than once")
     text = f"{told['meaning']}; {told['valid']}"
     if kind.startswith("Mapping"):
-        return _escaped(f"{text}; may be given more than once")
+        return _escaped(f"{text}; can be given more than once")
     if item.name in {known.name for known in fields(SamplingDefaults)}:  # the group's note says what is the default
         return _escaped(text)
     default = told["unset"] if item.default is None else item.default

@@ -118,7 +118,10 @@ def choose(
     }
     survivals = [found[index].survival if index in found else [] for index in range(len(wishes))]
     fixed = [len(s) if offer is not None and offer.fixed else 0 for s, offer in zip(survivals, offers, strict=True)]
-    most = sum(max(wish.most, len(survival)) for wish, survival in zip(wishes, survivals, strict=True))
+    most = sum(
+        max(wish.most, len(survival)) if wish.computing else max(1, len(survival))
+        for wish, survival in zip(wishes, survivals, strict=True)
+    )
     seconds = knowledge.step_seconds(around.rows, around.prompt_rows, most)
     values = token_values(knowledge.requests, [wish.request_id for wish in wishes], around.decoding)
     plan = allocate(survivals, seconds, decoding=around.decoding, at_least=fixed, margin=margin, values=values)

@@ -22,7 +22,10 @@ from outpace.errors import InvalidParameter
 from outpace.protocols import DrafterNeeds
 from outpace.types import Ask, Draft, Observation
 
-__all__ = ["SuffixDrafter"]
+__all__ = ["LEAST_CHANCE", "SuffixDrafter"]
+
+LEAST_CHANCE = {"adaptive": 0.1, "fixed": 0.3}
+"""Of a draft to be kept, by control: a controller cuts what does not pay and knows more, else the drafter has to."""
 
 
 class _Doubt(NamedTuple):

@@ -2,7 +2,7 @@
 
 A `tokenizer.json` is read by the tokenizers library directly, as it stands: transformers rebuilds some tokenizers by
 the class name in the config, and importing its classes costs more than a second. It is asked where a model has no
-`tokenizer.json` or ships its own code, and for rendering chat templates (its sandbox is the reference).
+`tokenizer.json` or ships its own code.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from outpace.errors import BadInput, CheckpointError, InvalidPrompt, UnsupportedModel, VocabularyMismatch
+from outpace.models.chat_template import render_template
 from outpace.models.checkpoint import first_line, read_json
 from outpace.models.detokenizer import stream_maker
 
@@ -183,15 +184,13 @@ class Tokenizer:
         name = "tool_use" if template_kwargs.get("tools") and "tool_use" in templates else "default"
         template = templates.get(name) or next(iter(templates.values()))
         options = {"add_generation_prompt": True, **self._settings.named, **template_kwargs}
-        chats = importlib.import_module("transformers.utils.chat_template_utils")
         conversation = [{key: item for key, item in message.items() if item is not None} for message in messages]
         try:
-            rendered: list[str] = chats.render_jinja_template([conversation], chat_template=template, **options)[0]
+            return render_template(template, conversation, **options)
         except Exception as error:  # a template is a program: it may raise anything
             raise BadInput(
                 f"the chat template of {self.label} cannot render these messages: {first_line(error)}"
             ) from error
-        return rendered[0]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids without a token have none."""

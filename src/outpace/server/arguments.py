@@ -114,8 +114,10 @@ def _let_pass(foreign: Mapping[str, str]) -> list[str]:
             raise InvalidParameter(f"{said} is not possible: {flag.refusal}")
         if flag.note is not None and not flag.harmless(value):
             ignored.append(f"{said} ({flag.note})")
-        elif not flag.silent:
-            ignored.append(f"--no-{name}" if flag.takes == "nothing" and value == "false" else f"--{name}")
+        elif (
+            not flag.silent and flag.refusal is None
+        ):  # of a flag with a refusal, the value is what outpace does anyway
+            ignored.append(f"--{name}")
     return ignored
 
 

@@ -7,8 +7,10 @@ connections: without this, some hundred silent clients would keep everybody else
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import time
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -37,6 +39,17 @@ def most_connections() -> int:
     return 1 << 20 if allowed == resource.RLIM_INFINITY else max(1, allowed - _ROUNDS * BACKLOG - _OTHER_FILES)
 
 
+class _Quieter(logging.LoggerAdapter[logging.Logger]):
+    """uvicorn's log, in which bytes that are no HTTP are no warning: anybody may send them, and many."""
+
+    @property
+    def level(self) -> int:
+        return self.logger.level
+
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
+        self.debug(msg, *args, **kwargs)
+
+
 class Connection(H11Protocol):
     """An HTTP/1.1 connection that is closed if no request arrives on it.
 
@@ -51,6 +64,10 @@ class Connection(H11Protocol):
     _awaited: tuple[object, object] | None = None
     _received = 0
     _made = 0.0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.logger = _Quieter(self.logger)  # type: ignore[assignment]  # it has what uvicorn uses
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

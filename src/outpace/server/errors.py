@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from outpace.errors import BadInput, InvalidPrompt, OutpaceError, QueueFull, Unavailable
+from outpace.errors import BadInput, InvalidPrompt, OutpaceError, QueueFull, RequestCutOff, Unavailable
 
 __all__ = [
     "CLIENT_GONE",
@@ -117,6 +117,9 @@ def as_api_error(error: OutpaceError, names: Collection[str] = (), param: str | 
         return ApiError(429, message, "rate_limit_error", code="queue_full", headers=retry)
     if isinstance(error, Unavailable):
         return ApiError(503, message, code="unavailable")
+    if isinstance(error, RequestCutOff):
+        text = "the server is stopping, and the time to finish this answer was over before it was complete: ask again"
+        return ApiError(503, text, code="unavailable")
     if not isinstance(error, BadInput):
         return ApiError(500, message)
     code = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import outpace
 from outpace.async_llm import AsyncLLM
 from outpace.errors import BadInput, InvalidParameter
+from outpace.models.chat_template import TemplateSyntaxError, compile_template
 from outpace.models.checkpoint import first_line
 from outpace.models.tokenizer import Tokenizer
 from outpace.params import SamplingParams
@@ -119,17 +119,14 @@ def check_template(template: str) -> None:
     Raises:
         InvalidParameter: its syntax is wrong.
     """
-    chats = importlib.import_module("transformers.utils.chat_template_utils")
-    syntax_error: type[Exception] = importlib.import_module("jinja2").TemplateSyntaxError
     try:
-        chats.render_jinja_template([], chat_template=template)  # compiles it, and renders no conversation
-    except syntax_error as error:
-        line = getattr(error, "lineno", "?")
-        raise InvalidParameter(f"--chat-template cannot be read: line {line}: {first_line(error)}") from error
+        compile_template(template)
+    except TemplateSyntaxError as error:
+        raise InvalidParameter(f"--chat-template cannot be read: line {error.lineno}: {first_line(error)}") from error
 
 
 def _warm_up(tokenizer: Tokenizer) -> None:
-    """What renders templates takes seconds to load: the first client is not to wait for it."""
+    """The first client is not to wait until a template is compiled."""
     if tokenizer.has_chat_template:
         with suppress(BadInput):  # a template may want other messages
             tokenizer.render_chat([{"role": "user", "content": "Hello"}])

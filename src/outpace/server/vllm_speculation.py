@@ -102,7 +102,6 @@ def speculative_config(said: Mapping[str, Said]) -> tuple[SpeculativeConfig, lis
             reason, is_harmless = REFUSED_KEYS[key]
             if not is_harmless(value):
                 raise InvalidParameter(f"{flag}: {value!r} is not possible: {reason}")
-            ignored.append(flag)
         elif key in ("acceptance_method", "rejection_sample_method"):
             _add_rule(options, flag, value)
         elif key in _OWN_KEYS:

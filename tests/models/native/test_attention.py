@@ -62,6 +62,7 @@ class Case:
 
 @each_window
 @each_shape
+@pytest.mark.thinned(2)
 def test_is_softmax_attention(dim: int, group: int, window: int | None) -> None:
     case = Case(dim, group, window)
     found, wanted = case.rows(0, LENGTH), case.exact()

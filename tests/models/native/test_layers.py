@@ -53,6 +53,7 @@ def decoder_in(name: str, variant: str = "llama-biases", **changes: int) -> Deco
 
 @pytest.mark.parametrize("variant", ["llama-biases", "qwen2-window", "qwen3-biases"])
 @each_format
+@pytest.mark.thinned(2)
 def test_a_row_has_the_same_bits_in_every_pack(name: str, variant: str) -> None:
     decoder = decoder_in(name, variant)
     alone = compute(decoder, [1], LENGTH)

@@ -1,0 +1,143 @@
+"""From sources to a folder of windows: what `outpace train data` does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from outpace.errors import BadInput
+from outpace.llm import LLM
+from outpace.models.files import format_bytes
+from outpace.models.load import LoadedFiles
+from outpace.source import Notify, Progress
+from outpace.train.data.answers import answer_prompts
+from outpace.train.data.document import Document, chat_document
+from outpace.train.data.packing import pack_documents
+from outpace.train.data.shards import BYTES_PER_TOKEN, TrainingData, write_data
+from outpace.train.data.sources import Conversation, read_prompts, read_records, read_texts
+from outpace.train.identity import Identity
+from outpace.train.settings import DataSettings
+from outpace.train.writing import make_folder
+
+__all__ = ["DataPlan", "prepare_data"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlan:
+    """What to make data of.
+
+    Args:
+        prompts: sources of prompts that the target answers.
+        text: sources of text taken as it is.
+        records: files of what a model has said already.
+        settings: how much of it, and how.
+    """
+
+    prompts: Sequence[str]
+    text: Sequence[str]
+    records: Sequence[str]
+    settings: DataSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What preparing needs from the rest of outpace.
+
+    Args:
+        files: the target's.
+        identity: who it is.
+        llm: makes the target with its engine, when answers are wanted.
+        notify: takes a line for people.
+        progress: takes (what, done, total).
+    """
+
+    files: LoadedFiles
+    identity: Identity
+    llm: Callable[[], LLM]
+    notify: Notify
+    progress: Progress
+
+
+def prepare_data(plan: DataPlan, folder: Path, tools: Tools) -> TrainingData:
+    """Reads the sources, lets the target answer, packs and writes.
+
+    Raises:
+        BadInput: no source, one that is not there, prompts for a model without a chat template, or too little text.
+        OutpaceError: the folder cannot be written.
+    """
+    if not (plan.prompts or plan.text or plan.records):
+        raise BadInput("no usable text: name --prompts (builtin, say), --text (stdlib, say) or --records")
+    make_folder(folder)
+    settings = plan.settings
+    conversations = list(read_prompts(plan.prompts, settings.max_prompts, settings.seed))
+    tools.notify(_estimate(len(conversations), plan))
+    documents = [
+        *_answered(conversations, folder, settings, tools),
+        *(Document.answer(*record) for source in plan.records for record in read_records(source)),
+        *_texts(plan, tools),
+    ]
+    known = tools.files.tokenizer.vocab_size
+    for document in documents:
+        if max(document.ids, default=0) >= known:
+            raise BadInput(f"token id {max(document.ids)} is not one of the {known} ids that {tools.files.label} knows")
+    groups: dict[bool, list[Document]] = {False: [], True: []}
+    for document in documents:
+        groups[_is_held_out(document, settings)].append(document)
+    train, valid = (pack_documents(groups[held_out], settings.window) for held_out in (False, True))
+    return write_data(folder, train, valid, tools.identity, [*plan.prompts, *plan.text, *plan.records])
+
+
+def _estimate(conversations: int, plan: DataPlan) -> str:
+    settings = plan.settings
+    answers = conversations * settings.max_tokens
+    text = settings.max_text_tokens if plan.text else 0
+    size = format_bytes(BYTES_PER_TOKEN * (2 * answers + text))
+    return (
+        f"data: {conversations} prompts with at most {answers:,} tokens of answers, at most {text:,} tokens of text; "
+        f"up to about {size} on disk"
+    )
+
+
+def _answered(
+    conversations: Sequence[Conversation], folder: Path, settings: DataSettings, tools: Tools
+) -> Iterator[Document]:
+    """Conversations with the target's own answer, or with theirs where that is wanted."""
+    if not conversations:
+        return
+    tokenizer = tools.files.tokenizer
+    if not tokenizer.has_chat_template:
+        raise BadInput(
+            f"{tokenizer.label} has no chat template, so it answers no prompts: train on plain text (--text)"
+        )
+    asked: list[Conversation] = []
+    for conversation in conversations:
+        has_answer = conversation[-1]["role"] == "assistant"
+        if has_answer and settings.keep_answers:
+            yield chat_document(tokenizer, conversation, tools.files.eos_ids)
+        elif len(conversation) > 1 or not has_answer:
+            asked.append(conversation[:-1] if has_answer else conversation)
+    report = partial(tools.progress, "answering prompts")
+    answers = answer_prompts(tools.llm, asked, folder, settings, tools.identity.weights, report)
+    yield from (Document.answer(*answer) for answer in answers)
+
+
+def _texts(plan: DataPlan, tools: Tools) -> Iterator[Document]:
+    """Texts until there are tokens enough; of a long one at most a tenth of them, so that no single one rules."""
+    most = plan.settings.max_text_tokens
+    tokens, longest = 0, max(plan.settings.window, most // 10)
+    for text in read_texts(plan.text, plan.settings.seed):
+        if tokens >= most:
+            return
+        ids = tools.files.tokenizer.encode(text[: 8 * longest])[: min(longest, most - tokens)]
+        tokens += len(ids)
+        tools.progress("reading text", tokens, most)
+        yield Document.text(ids)
+
+
+def _is_held_out(document: Document, settings: DataSettings) -> bool:
+    """Decided by the text itself, so that the same text is never on both sides, in whatever order it comes."""
+    digest = hashlib.sha256(f"{settings.seed}:{list(document.ids)}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < settings.validation * 2**64

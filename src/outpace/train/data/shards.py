@@ -1,0 +1,131 @@
+"""Windows on disk: `train-00000.safetensors` ..., `valid-00000.safetensors` ..., and `index.json` that lists them.
+
+index.json   {"format": 1, "target": who tokenised it, "window": W, "splits": {"train": {"windows", "tokens",
+              "labels", "shards": [names]}, "valid": ...}, "sources": [what it was made of]}
+a shard      ids int32 [n, W], pieces int32 [n, W], labels uint8 [n, W]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from outpace.errors import BadInput, CheckpointError
+from outpace.models.checkpoint import first_line, read_json
+from outpace.train.data.packing import NOTHING, Windows
+from outpace.train.identity import Identity
+from outpace.train.writing import make_folder, write_bytes, write_json
+
+__all__ = ["BYTES_PER_TOKEN", "TrainingData", "read_data", "write_data"]
+
+BYTES_PER_TOKEN = 9
+"""On disk."""
+_INDEX = "index.json"
+_FORMAT = 1
+_SHARD_TOKENS = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """Windows to train on and windows to measure on, of different texts.
+
+    Args:
+        train: the former.
+        valid: the latter.
+        index: what `index.json` says.
+    """
+
+    train: Windows
+    valid: Windows
+    index: dict[str, Any]
+
+
+def write_data(folder: Path, train: Windows, valid: Windows, target: Identity, sources: list[str]) -> TrainingData:
+    """Writes windows; the index last, so that a folder with an index is whole.
+
+    Raises:
+        BadInput: there is nothing to train on, or nothing to measure on.
+        OutpaceError: the folder cannot be written.
+    """
+    train, valid = _with_some_held_out(train, valid)
+    if not len(train) or not len(valid):
+        raise BadInput(
+            f"no usable text: {len(train) + len(valid)} windows of {train.width} tokens came of it, at least 2 are "
+            "needed, one of them to measure on; give more text, or shorter windows (--window)"
+        )
+    make_folder(folder)
+    splits = {name: _write_split(folder, name, windows) for name, windows in (("train", train), ("valid", valid))}
+    index = {
+        "format": _FORMAT,
+        "target": target.as_dict(),
+        "window": train.width,
+        "splits": splits,
+        "sources": sources,
+    }
+    write_json(folder / _INDEX, index)
+    return TrainingData(train, valid, index)
+
+
+def read_data(folder: Path, target: Identity) -> TrainingData:
+    """Reads what `write_data` wrote.
+
+    Raises:
+        BadInput: there is none.
+        CheckpointError: it was tokenised for another model, or a file is missing or damaged.
+    """
+    if not (folder / _INDEX).is_file():
+        raise BadInput(f"{folder} holds no training data ({_INDEX} is missing): make some with `outpace train data`")
+    index = read_json(folder / _INDEX)
+    if index.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"{folder / _INDEX}: format {index.get('format')!r} is not {_FORMAT}: make the data again"
+        )
+    target.require(index.get("target"), str(folder / _INDEX), weights=False)
+    try:
+        splits: Any = index["splits"]
+        parts = [_read_split(folder, splits[name]["shards"]) for name in ("train", "valid")]
+    except (KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{folder / _INDEX} is damaged ({error!r}): make the data again") from error
+    return TrainingData(parts[0], parts[1], index)
+
+
+def _with_some_held_out(train: Windows, valid: Windows) -> tuple[Windows, Windows]:
+    """Few long texts may all fall on one side: then its last window is held out, and the rest is to train on."""
+    if len(valid) and len(train):
+        return train, valid
+    all_of_it = train if len(train) else valid
+    most = max(0, len(all_of_it) - 1)
+    return all_of_it[:most], all_of_it[most:]
+
+
+def _write_split(folder: Path, name: str, windows: Windows) -> dict[str, Any]:
+    step = max(1, _SHARD_TOKENS // windows.width)
+    shards = []
+    for number, begin in enumerate(range(0, len(windows), step)):
+        part = windows[begin : begin + step]
+        tensors = {"ids": part.ids.int(), "pieces": part.pieces.int(), "labels": part.labels.to(torch.uint8)}
+        shards.append(f"{name}-{number:05}.safetensors")
+        write_bytes(folder / shards[-1], save({key: value.contiguous() for key, value in tensors.items()}))
+    counts = {"windows": len(windows), "tokens": windows.num_tokens, "labels": int(windows.labels.sum())}
+    return {**counts, "shards": shards}
+
+
+def _read_split(folder: Path, shards: list[str]) -> Windows:
+    parts = [_read_shard(folder / name) for name in shards]
+    return Windows(*(torch.cat([part[at] for part in parts]) for at in range(3)))
+
+
+def _read_shard(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    try:
+        found = load_file(path)
+        ids, pieces, labels = found["ids"].long(), found["pieces"].long(), found["labels"].bool()
+    except (SafetensorError, OSError, KeyError) as error:
+        raise CheckpointError(f"{path} is missing or damaged ({first_line(error)}): make the data again") from error
+    if not ids.shape == pieces.shape == labels.shape or ids.dim() != 2 or int(pieces.min()) < NOTHING:
+        raise CheckpointError(f"{path} is damaged (its tensors do not fit each other): make the data again")
+    return ids, pieces, labels

@@ -1,0 +1,169 @@
+"""Adapters at early exits: one block and a norm behind layer E, the head being the target's (`models.adapter`).
+
+While drafting, the adapter reads the states at E of draft tokens, which layers [0, E) have computed exactly. So what
+it does in training, on the target's own states, is what it will do while serving, as long as the text is one that the
+target itself would say. Adapters at several exits learn side by side from one pass of the target.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from outpace.errors import InvalidParameter
+from outpace.models.adapter import ADAPTER_TYPE
+from outpace.models.config import DecoderConfig
+from outpace.train.acceptance import Chains, chains_of_rows
+from outpace.train.kinds.base import Loss, Material, follows, head_weight
+from outpace.train.losses import head_loss
+from outpace.train.modules.layer import DecoderLayer, RmsNorm, Rotary, seen
+from outpace.train.target import Batch
+from outpace.train.teacher import WholeTeacher
+from outpace.train.writing import make_folder, write_bytes, write_json
+
+__all__ = ["EarlyExit", "ExitBlock", "check_layers"]
+
+
+_LOUDNESS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12)
+"""Factors of the final norm's weight that are tried."""
+
+
+class ExitBlock(nn.Module):
+    """What `models.adapter.BlockAdapter` serves, with tensors of the same names."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.block = DecoderLayer(config)
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor
+    ) -> torch.Tensor:
+        """[B, W, H] states at the exit -> [B, W, H] what the head takes."""
+        result: torch.Tensor = self.norm(self.block(hidden, turn, mask))
+        return result
+
+
+def check_layers(shape: DecoderConfig, exits: Sequence[int], init_layer: int | None) -> None:
+    """Refuses layers that there are not; see `EarlyExit`."""
+    most = shape.num_layers - 1
+    for layer in exits:
+        if not 1 <= layer <= most:
+            raise InvalidParameter(f"exit layer {layer} is not possible: it must be in 1 to {most}")
+    if not exits or len(set(exits)) != len(exits):
+        raise InvalidParameter(f"exit layers {list(exits)} are not possible: name each once, and at least one")
+    if init_layer is not None and not 0 <= init_layer <= most:
+        raise InvalidParameter(f"init_layer={init_layer} is not possible: it must be in 0 to {most}")
+
+
+class EarlyExit:
+    """`Kind` of adapters at one exit or several.
+
+    Args:
+        material: the target.
+        exits: layers they stand behind, each 1 to num_layers - 1.
+        init_layer: the target's layer a block begins as; None is its last.
+
+    Raises:
+        InvalidParameter: there is no such layer, or an exit comes twice.
+    """
+
+    def __init__(self, material: Material, exits: Sequence[int], init_layer: int | None = None) -> None:
+        check_layers(material.shape, exits, init_layer)
+        self._material, self._exits = material, tuple(exits)
+        self._init = material.shape.num_layers - 1 if init_layer is None else init_layer
+        self._rotary = Rotary(material.shape.rope, material.shape.head_dim)
+        self._head = head_weight(material)
+        self._blocks = {layer: self._new_block() for layer in exits}
+        self._module = nn.ModuleDict({f"exit_{layer}": block for layer, block in self._blocks.items()})
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        return self._exits
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"kind": "early-exit", "exits": list(self._exits), "init_layer": self._init}
+
+    @torch.no_grad()
+    def settle(self, batch: Batch) -> None:
+        """Chooses how loud the norms speak.
+
+        A layer that was made for other states says wrong things with great confidence under the model's own norm, and
+        the first hundred steps would go into turning it down.
+        """
+        rows = batch.windows.counted.flatten().nonzero().squeeze(1)
+        teacher = WholeTeacher(batch, rows, shared=True)
+        for layer, out in self._run(batch, rows).items():
+            losses = {
+                scale: float(head_loss("kl", out * scale, self._head, teacher).loss) for scale in _LOUDNESS if len(rows)
+            }
+            self._blocks[layer].norm.weight.mul_(min(losses, key=losses.__getitem__, default=1.0))
+
+    def loss(self, batch: Batch) -> Loss:
+        rows = batch.windows.counted.flatten().nonzero().squeeze(1)
+        teacher = WholeTeacher(batch, rows, shared=len(self._exits) > 1)
+        found = [head_loss(self._material.loss, out, self._head, teacher) for out in self._run(batch, rows).values()]
+        value = torch.stack([item.loss for item in found]).mean()
+        alpha = torch.cat([item.alpha for item in found]).mean() if len(rows) else 0.0
+        agreement = torch.cat([item.agrees for item in found]).float().mean() if len(rows) else 0.0
+        return Loss(value, len(rows), float(alpha), float(agreement))
+
+    @torch.no_grad()
+    def chains(self, batch: Batch) -> dict[str, Chains]:
+        rows = batch.windows.counted.flatten().nonzero().squeeze(1)
+        teacher = WholeTeacher(batch, rows, shared=len(self._exits) > 1)
+        behind = follows(rows)
+        result = {}
+        for layer, out in self._run(batch, rows).items():
+            found = head_loss("tv", out, self._head, teacher)
+            result[f"exit {layer}"] = chains_of_rows(found.agrees, found.alpha, behind, self._material.chain)
+        return result
+
+    def save(self, folder: Path) -> dict[str, str]:
+        served = {}
+        for layer, block in self._blocks.items():
+            place = make_folder(folder / f"exit-{layer}" if len(self._blocks) > 1 else folder)
+            tensors = {name: tensor.detach().contiguous() for name, tensor in block.state_dict().items()}
+            write_bytes(place / "model.safetensors", save(tensors))
+            write_json(
+                place / "config.json",
+                {
+                    "model_type": ADAPTER_TYPE,
+                    "exit_layer": layer,
+                    "hidden_size": self._material.shape.hidden_size,
+                    "num_hidden_layers": self._material.shape.num_layers,
+                },
+            )
+            served[f"exit {layer}"] = json.dumps({"method": "early_exit", "adapter": str(place)})
+        return served
+
+    def _run(self, batch: Batch, rows: torch.Tensor) -> dict[int, torch.Tensor]:
+        """{exit: [N, H] what the head takes, of these rows}."""
+        turn = self._rotary.at(batch.windows.positions)
+        mask = seen(batch.windows.pieces)
+        outs = {layer: block(batch.aux[layer], turn, mask) for layer, block in self._blocks.items()}
+        return {layer: out.flatten(0, 1)[rows] for layer, out in outs.items()}
+
+    def _new_block(self) -> ExitBlock:
+        """Begins as a layer of the target under its final norm: tensors of the same names and shapes."""
+        block = ExitBlock(self._material.shape)
+        prefix = f"model.layers.{self._init}."
+        block.load_state_dict(
+            {
+                name: self._material.weight(
+                    "model.norm.weight" if name == "norm.weight" else prefix + name.removeprefix("block.")
+                )
+                for name in block.state_dict()
+            }
+        )
+        return block

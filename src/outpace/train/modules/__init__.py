@@ -1,0 +1,1 @@
+"""Trainable networks in plain torch, tensor by tensor what the engine serves."""

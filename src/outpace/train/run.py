@@ -1,0 +1,265 @@
+"""What the commands `outpace train data` and `outpace train KIND` do, from names and settings to a folder."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outpace.config import EngineConfig
+from outpace.errors import BadInput, CheckpointError, UnsupportedModel
+from outpace.llm import LLM
+from outpace.models.checkpoint import read_json
+from outpace.models.config import DecoderConfig
+from outpace.models.decoder import Decoder
+from outpace.models.files import format_bytes
+from outpace.models.load import require_fit
+from outpace.models.native.library import prepare
+from outpace.models.threads import usable_cores
+from outpace.source import Notify, Progress, Source
+from outpace.train.data.prepare import DataPlan, Tools, prepare_data
+from outpace.train.data.shards import TrainingData, read_data
+from outpace.train.identity import Identity
+from outpace.train.kinds.base import Kind, Material
+from outpace.train.kinds.early_exit import EarlyExit, check_layers
+from outpace.train.settings import PRESETS, DataSettings, TrainSettings
+from outpace.train.states import StoredStates, stored_bytes
+from outpace.train.target import StateSource, Target
+from outpace.train.trainer import CHECKPOINT, Outcome, Sources, Trainer
+from outpace.train.writing import make_folder, write_json
+
+__all__ = ["Plan", "make_data", "resumed", "train"]
+
+_RUN = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One training run.
+
+    Args:
+        kind: early-exit, eagle3 or draft.
+        engine: of the target.
+        train: how.
+        folder: of the run.
+        data: folder of training data; None makes some in the run's folder.
+        prompts: sources for it.
+        text: sources for it.
+        records: sources for it.
+        data_settings: for it.
+        preset: whose sources are taken where none is named.
+        options: of this kind alone.
+        tensorboard: write its files too.
+        resume: go on from the folder's checkpoint.
+    """
+
+    kind: str
+    engine: EngineConfig
+    train: TrainSettings
+    folder: Path
+    data: Path | None
+    prompts: tuple[str, ...]
+    text: tuple[str, ...]
+    records: tuple[str, ...]
+    data_settings: DataSettings
+    preset: str
+    options: Mapping[str, Any]
+    tensorboard: bool = False
+    resume: bool = False
+
+
+def make_data(
+    engine: EngineConfig,
+    settings: DataSettings,
+    sources: Mapping[str, Sequence[str]],
+    folder: Path,
+    notify: Notify,
+    progress: Progress,
+) -> TrainingData:
+    """Makes a folder of training data for a model.
+
+    Args:
+        engine: of the target.
+        settings: how much of it, and how.
+        sources: {"prompts": ..., "text": ..., "records": ...}.
+        folder: where to.
+        notify: takes lines for people.
+        progress: takes (what, done, total).
+
+    Raises:
+        OutpaceError: the model or a source cannot be used, or the folder cannot be written; see `prepare_data`.
+    """
+    _set_threads(engine)
+    source = _open(engine, notify)
+    assert source.shape is not None
+    plan = DataPlan(sources["prompts"], sources["text"], sources["records"], settings)
+    config = replace(engine, max_num_seqs=settings.batch)
+
+    def llm() -> LLM:
+        return LLM(config, speculative="auto", notify=notify, progress=progress)
+
+    tools = Tools(source.files, Identity.of(source.files, source.shape), llm, notify, progress)
+    data = prepare_data(plan, folder, tools)
+    gc.collect()  # the engine that answered holds threads and memory until it is collected
+    splits = data.index["splits"]
+    notify(
+        f"{folder}: {splits['train']['windows']} windows of {data.train.width} tokens to train on, "
+        f"{splits['valid']['windows']} held out; {splits['train']['labels']:,} tokens to be predicted"
+    )
+    return data
+
+
+def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
+    """Trains a drafter, making data first where there is none.
+
+    Raises:
+        OutpaceError: model, data, settings or checkpoint cannot be used, or training failed; says why.
+    """
+    _set_threads(plan.engine)
+    if not plan.resume and (plan.folder / CHECKPOINT).is_file():
+        raise BadInput(f"{plan.folder} holds a run already: go on with --resume {plan.folder}, or name another --out")
+    source = _open(plan.engine, notify)
+    shape = source.shape
+    assert shape is not None
+    identity = Identity.of(source.files, shape)
+    vocab_size = min(shape.vocab_size, source.files.tokenizer.vocab_size)
+    material = Material(source.files, shape, vocab_size, plan.train.loss, plan.train.chain)
+    _check_options(plan, shape)
+    make_folder(plan.folder)
+    data = _data(plan, source, identity, notify, progress)
+    kind = _make_kind(plan, material, data)
+    write_json(plan.folder / _RUN, _as_json(plan))
+    trained = sum(item.numel() for item in kind.module.parameters() if item.requires_grad)
+    # Weights, gradients and the optimiser's two moments; and the output head in float32.
+    require_fit(
+        f"training of {trained / 1e6:.1f}M weights",
+        source.num_bytes + 16 * trained + 4 * vocab_size * shape.hidden_size,
+    )
+    prepare(notify)
+    model = source.load(plan.engine, None, progress)
+    assert isinstance(model, Decoder)
+    target = Target(model, kind.aux_layers)
+    notify(
+        f"training {trained / 1e6:.1f}M weights of a drafter ({plan.kind}) for {source.files.label}, {model.describe()}"
+    )
+    states = [_states(plan, target, identity, data, split, notify, progress) for split in ("train", "valid")]
+    sources = Sources(target, data, states[0], states[1])
+    trainer = Trainer(kind, sources, plan.train, plan.folder, identity, notify, tensorboard=plan.tensorboard)
+    if plan.resume:
+        notify(f"going on behind step {trainer.resume()} of {plan.train.steps}")
+    return trainer.run()
+
+
+def resumed(folder: Path, engine: Callable[[EngineConfig], EngineConfig]) -> Plan:
+    """The plan of a run that was stopped.
+
+    Args:
+        folder: of the run.
+        engine: changes the engine's settings where the user says so.
+
+    Raises:
+        CheckpointError: the folder holds no run, or a damaged one.
+    """
+    path = folder / _RUN
+    if not path.is_file():
+        raise CheckpointError(f"{folder} holds no run to go on with ({_RUN} is missing)")
+    found: Any = read_json(path)
+    try:
+        return Plan(
+            kind=found["kind"],
+            engine=engine(EngineConfig(**found["engine"])),
+            train=TrainSettings(**found["train"]),
+            folder=folder,
+            data=Path(found["data"]) if found["data"] else folder / "data",
+            prompts=(),
+            text=(),
+            records=(),
+            data_settings=DataSettings(**found["data_settings"]),
+            preset=found["preset"],
+            options=found["options"],
+            tensorboard=found["tensorboard"],
+            resume=True,
+        )
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged ({error!r}): train again without --resume") from error
+
+
+def _as_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "kind": plan.kind,
+        "engine": asdict(plan.engine),
+        "train": asdict(plan.train),
+        "data": None if plan.data is None else str(plan.data.absolute()),
+        "data_settings": asdict(plan.data_settings),
+        "preset": plan.preset,
+        "options": dict(plan.options),
+        "tensorboard": plan.tensorboard,
+    }
+
+
+def _data(plan: Plan, source: Source, identity: Identity, notify: Notify, progress: Progress) -> TrainingData:
+    """What there is, or what is made of the sources, those of the preset if none is named."""
+    if plan.data is not None:
+        return read_data(plan.data, identity)
+    sources = {"prompts": plan.prompts, "text": plan.text, "records": plan.records}
+    if not any(sources.values()):
+        preset = PRESETS[plan.preset]
+        chats = source.files.tokenizer.has_chat_template
+        sources = {"prompts": preset.prompts if chats else (), "text": preset.text, "records": ()}
+        if not chats:
+            notify(f"{source.files.label} has no chat template: training on text alone")
+    return make_data(plan.engine, plan.data_settings, sources, plan.folder / "data", notify, progress)
+
+
+def _states(
+    plan: Plan, target: Target, identity: Identity, data: TrainingData, split: str, notify: Notify, progress: Progress
+) -> StateSource:
+    kind = plan.train.states
+    if kind == "none":
+        return target
+    windows = data.train if split == "train" else data.valid
+    layers = len({*target.aux_layers, target.num_layers})
+    size = stored_bytes(kind, windows.ids.numel(), layers, target.model.hidden_size)
+    notify(f"states of the {split} windows take {format_bytes(size)} in {plan.folder / 'states'}")
+    stored = StoredStates(plan.folder / "states", split, kind, target, identity)
+    stored.make(windows, lambda done, total: progress(f"states of the {split} windows", done, total))
+    return stored
+
+
+def _check_options(plan: Plan, shape: DecoderConfig) -> None:
+    """Refuses what is not possible with this model, before data is made, which takes long."""
+    check_layers(shape, plan.options.get("exit_layers") or [_default_exit(shape)], plan.options.get("init_layer"))
+
+
+def _make_kind(plan: Plan, material: Material, data: TrainingData) -> Kind:
+    torch.manual_seed(plan.train.seed)
+    options = plan.options
+    exits = options.get("exit_layers") or [_default_exit(material.shape)]
+    return EarlyExit(material, exits, options.get("init_layer"))
+
+
+def _default_exit(shape: DecoderConfig) -> int:
+    return max(1, shape.num_layers // 3)
+
+
+def _open(engine: EngineConfig, notify: Notify) -> Source:
+    """The target's files.
+
+    Raises:
+        UnsupportedModel: it does not run on outpace's own layers, whose states training needs.
+    """
+    source = Source.open(engine.model, engine, notify)
+    if source.shape is None:
+        raise UnsupportedModel(
+            f"drafters cannot be trained for {source.files.label}: it runs on transformers' layers; possible are the "
+            "architectures of outpace's own (Llama, Mistral, Qwen2, Qwen3)"
+        )
+    return source
+
+
+def _set_threads(engine: EngineConfig) -> None:
+    torch.set_num_threads(engine.threads or usable_cores())

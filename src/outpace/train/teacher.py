@@ -1,0 +1,79 @@
+"""The target's distribution of the rows of a batch, as `losses.Teacher`."""
+
+from __future__ import annotations
+
+import torch
+
+from outpace.train.losses import Teacher
+from outpace.train.target import Batch
+
+__all__ = ["SubsetTeacher", "WholeTeacher"]
+
+_CHUNK = 8 << 20
+"""Numbers in one chunk of logits."""
+_KEPT = 256 << 20
+"""Most numbers of probabilities kept for several drafters of one batch (1 GB)."""
+
+
+class WholeTeacher:
+    """Over the target's own vocabulary, computed as it is asked for.
+
+    Args:
+        batch: windows and states.
+        rows: [N] of the flattened batch.
+        shared: several drafters will ask for the same rows.
+    """
+
+    def __init__(self, batch: Batch, rows: torch.Tensor, *, shared: bool = False) -> None:
+        self._batch, self._rows = batch, rows
+        fits = len(rows) * batch.target.model.vocab_size <= _KEPT
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = {} if shared and fits else None
+
+    def __call__(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._kept is not None and begin in self._kept:
+            return self._kept[begin]
+        logits = self._batch.logits(self._rows[begin:end])
+        found = logits.softmax(-1), logits.argmax(-1)
+        if self._kept is not None:
+            self._kept[begin] = found
+        return found
+
+
+class SubsetTeacher:
+    """Over some ids of the vocabulary, for all rows at once; `of` gives it for some of them.
+
+    Args:
+        batch: windows and states.
+        rows: [N] of the flattened batch, ascending.
+        ids: [D] the draft vocabulary, ascending.
+    """
+
+    def __init__(self, batch: Batch, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        vocab_size = batch.target.model.vocab_size
+        place = torch.full((vocab_size,), -1, dtype=torch.int64, device="cpu")
+        place[ids] = torch.arange(len(ids), dtype=torch.int64, device="cpu")
+        width = batch.windows.ids.numel()
+        self._where = torch.full((width,), -1, dtype=torch.int64, device="cpu")
+        self._where[rows] = torch.arange(len(rows), dtype=torch.int64, device="cpu")
+        step = max(1, _CHUNK // vocab_size)
+        probabilities, best = [], []
+        for part in torch.split(rows, step):
+            logits = batch.logits(part)
+            whole = len(ids) == vocab_size
+            probabilities.append(logits.softmax(-1) if whole else logits.softmax(-1)[:, ids])
+            best.append(place[logits.argmax(-1)])
+        self._probabilities = (
+            torch.cat(probabilities) if probabilities else torch.empty(0, len(ids), dtype=torch.float32, device="cpu")
+        )
+        self._best = torch.cat(best) if best else torch.empty(0, dtype=torch.int64, device="cpu")
+
+    def of(self, rows: torch.Tensor) -> Teacher:
+        """The teacher of these rows [n] of the flattened batch, all among those it was made for."""
+        where = self._where[rows]
+        assert int(where.min() if len(where) else 0) >= 0
+
+        def teacher(begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+            part = where[begin:end]
+            return self._probabilities[part], self._best[part]
+
+        return teacher

@@ -1,0 +1,63 @@
+"""Files that are there whole or not at all, whatever interrupts the writing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from outpace.errors import OutpaceError
+from outpace.models.files import format_bytes
+
+__all__ = ["make_folder", "write_bytes", "write_json"]
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replaces a file by one with this content. What was there stays until the new one is safely on disk.
+
+    Raises:
+        OutpaceError: it cannot be written; says why (a full disk above all) and that the old file is as it was.
+    """
+    temporary: str | None = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OutpaceError(_message(path, len(content), error)) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)  # gone already if all went well
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_bytes` of a JSON value."""
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def make_folder(path: Path) -> Path:
+    """The folder, made if it is not there.
+
+    Raises:
+        OutpaceError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutpaceError(f"folder {path} cannot be made: {error.strerror}; name another one with --out") from error
+    return path
+
+
+def _message(path: Path, size: int, error: OSError) -> str:
+    kept = "; what was there before is untouched" if path.exists() else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full: {path} needs {format_bytes(size)}{kept}. Make room, then go on with --resume"
+    return f"{path} cannot be written: {error.strerror}{kept}"

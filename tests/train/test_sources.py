@@ -1,0 +1,133 @@
+"""Sources of prompts and text: what is read, in which order, and what is refused by file and line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outpace.errors import BadInput
+from outpace.train.data.builtin import TASKS, builtin_prompts
+from outpace.train.data.sources import read_prompts, read_records, read_texts
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "prompts.jsonl"
+
+
+def lines(path: Path, *values: Any) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_prompts_of_a_file_in_every_usual_form(tmp_path: Path) -> None:
+    talk = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes?"}]
+    path = lines(tmp_path / "a.jsonl", {"prompt": "one"}, {"messages": user("two")}, {"conversations": talk},
+                 {"instruction": "three"}, {"question": "four", "answer": "4"})  # fmt: skip
+    answered = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    expected = [user("one"), user("two"), answered, user("three"), user("four")]
+    assert list(read_prompts([str(path)], 99, 0)) == expected
+    assert list(read_prompts([str(tmp_path)], 2, 0)) == expected[:2]
+    assert list(read_prompts([str(path), str(path)], 6, 0)) == [*expected, expected[0]]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"title": "x"}', "line 2: no prompt; one of messages"),
+        ("[1]", "line 2: a JSON object is needed"),
+        ("{", "cannot be read as JSON lines"),
+        ('{"messages": ["x"]}', "line 2: a message must be"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + line + "\n")
+    with pytest.raises(BadInput, match=message) as caught:
+        list(read_prompts([str(path)], 99, 0))
+    assert "bad.jsonl" in str(caught.value)
+
+
+def test_sources_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="'nowhere' is no source"):
+        list(read_prompts(["nowhere"], 1, 0))
+    with pytest.raises(BadInput, match=r"holds no .jsonl file"):
+        list(read_prompts([str(tmp_path)], 1, 0))
+    with pytest.raises(BadInput, match="'nowhere' is no text"):
+        list(read_texts(["nowhere"], 0))
+
+
+def test_a_data_set_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load_dataset(name: str, **options: Any) -> list[dict[str, Any]]:
+        asked.append((name, options))
+        if name == "no/such":
+            raise FileNotFoundError("not on the hub")
+        return [{"prompt": "one"}, {"prompt": "two"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert list(read_prompts(["datasets:some/set:test"], 1, 0)) == [user("one")]
+    assert list(read_prompts(["datasets:some/set"], 9, 0)) == [user("one"), user("two")]
+    assert asked == [
+        ("some/set", {"split": "test", "streaming": True}),
+        ("some/set", {"split": "train", "streaming": True}),
+    ]
+    with pytest.raises(BadInput, match="not on the hub"):
+        list(read_prompts(["datasets:no/such"], 1, 0))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(BadInput, match=r"outpace\[train\]"):
+        list(read_prompts(["datasets:some/set"], 1, 0))
+
+
+def test_texts_are_files_that_are_text(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("print(1)\n")
+    (tmp_path / "b.md").write_text("# B\n")
+    (tmp_path / "c.bin").write_text("no text by its name")
+    (tmp_path / "d.txt").write_bytes(b"\xff\xfe broken")
+    (tmp_path / "e.txt").write_text("  \n")
+    (tmp_path / "f.txt").write_text("zero \0 byte")
+    assert sorted(read_texts([str(tmp_path)], 0)) == ["# B\n", "print(1)\n"]
+    assert list(read_texts([str(tmp_path / "c.bin")], 0)) == ["no text by its name"]
+    assert list(read_texts([str(tmp_path)], 1)) == list(read_texts([str(tmp_path)], 1))
+
+
+def test_the_standard_library_is_on_every_machine() -> None:
+    text = next(read_texts(["stdlib"], 0))
+    assert "def " in text or "import" in text
+
+
+def test_records_are_token_ids(tmp_path: Path) -> None:
+    path = lines(tmp_path / "r.jsonl", {"prompt_token_ids": [1, 2], "token_ids": [3]})
+    assert list(read_records(str(path))) == [([1, 2], [3])]
+    lines(path, {"prompt_token_ids": [1, -2], "token_ids": [3]})
+    with pytest.raises(BadInput, match="line 1: prompt_token_ids and token_ids"):
+        list(read_records(str(path)))
+
+
+def test_built_in_prompts_are_many_and_none_is_in_the_benchmark() -> None:
+    """What is measured must not be what was trained on: not the prompt, and none of its longer lines either."""
+    prompts = list(builtin_prompts(3000, 0))
+    assert len(prompts) == len(set(prompts)) == 3000
+    measured = set()
+    for line in BENCHMARKS.read_text().splitlines():
+        for message in json.loads(line)["messages"]:
+            measured.update(part.strip() for part in message["content"].splitlines() if len(part.strip()) > 30)
+    assert len(measured) > 40
+    trained = {part.strip() for prompt in prompts for part in prompt.splitlines()}
+    assert not measured & trained
+
+
+def test_built_in_prompts_take_turns_and_are_the_same_again() -> None:
+    first = list(builtin_prompts(64, 0))
+    assert first == list(builtin_prompts(64, 0))
+    assert first != list(builtin_prompts(64, 1))
+    assert len(TASKS) == 8
+    assert "```python" in first[2]
+    assert list(builtin_prompts(0)) == []

@@ -1,0 +1,115 @@
+"""The teacher's states are those it serves with, text by text, computed or read back from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from outpace.errors import CheckpointError, OutpaceError
+from outpace.train.states import StoredStates, stored_bytes
+from outpace.train.teacher import SubsetTeacher, WholeTeacher
+from tests.models.tiny_models import lanes, pack_of
+from tests.train.tiny import EXIT, HIDDEN, LAYERS, World, random_windows
+
+
+def alone(world: World, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """States at EXIT and logits of a text by itself, as the engine computes them."""
+    cache = lanes(world.model, 1, len(ids))
+    result = world.model.forward(pack_of((0, 0, ids), aux_layers=(EXIT,)), cache)
+    return result.aux[EXIT], result.logits
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_every_piece_has_the_bits_it_has_alone(target_folder: Path, quantization: str) -> None:
+    world = World(target_folder, quantization)
+    windows = random_windows(2, 24, 200)
+    batch = world.batch(windows, EXIT)
+    for row in range(2):
+        for piece in range(3):
+            at = (windows.pieces[row] == piece).nonzero().squeeze(1)
+            if not len(at):
+                continue
+            states, logits = alone(world, windows.ids[row, at].tolist())
+            assert torch.equal(batch.aux[EXIT][row, at], states)
+            assert torch.equal(batch.logits(row * 24 + at), logits)
+    assert batch.aux[EXIT][0, -3:].abs().sum() == 0  # filling
+    assert batch.target.seconds > 0
+
+
+def test_states_may_take_part_in_gradients(world: World) -> None:
+    batch = world.batch(random_windows(1, 12, 200), EXIT)
+    weight = torch.ones(HIDDEN, requires_grad=True)
+    (batch.aux[EXIT] * weight).sum().backward()
+    assert weight.grad is not None
+
+
+def test_teachers_of_all_and_of_some_tokens(world: World) -> None:
+    windows = random_windows(2, 12, 200)
+    batch = world.batch(windows)
+    rows = windows.counted.flatten().nonzero().squeeze(1)
+    whole = WholeTeacher(batch, rows, shared=True)
+    p, best = whole(2, 5)
+    assert torch.equal(p, batch.logits(rows[2:5]).softmax(-1))
+    assert torch.equal(best, batch.logits(rows[2:5]).argmax(-1))
+    assert whole(2, 5)[0] is p
+    ids = torch.unique(torch.cat((torch.arange(0, 100, 3), best[:1])))
+    subset = SubsetTeacher(batch, rows, ids)
+    part, place = subset.of(rows[[4, 2]])(0, 2)
+    assert torch.equal(part, p[[2, 0]][:, ids])
+    expected = [ids.tolist().index(token) if token in ids.tolist() else -1 for token in best[[2, 0]].tolist()]
+    assert place.tolist() == expected
+
+
+def stored(world: World, folder: Path, kind: str) -> StoredStates:
+    return StoredStates(folder, "train", kind, world.target(EXIT), world.identity)
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("fp16", 1e-3), ("int8", 1e-2)])
+def test_stored_states_are_the_same_up_to_rounding(world: World, tmp_path: Path, kind: str, tolerance: float) -> None:
+    windows = random_windows(19, 12, 200)  # three files
+    steps: list[tuple[int, int]] = []
+    states = stored(world, tmp_path, kind)
+    states.make(windows, lambda *step: steps.append(step))
+    assert steps == [(8, 19), (16, 19), (19, 19)]
+    which = torch.tensor([18, 0, 9])
+    found = states.states(windows[which], which)
+    exact = world.target(EXIT).states(windows[which], which)
+    assert found.keys() == exact.keys() == {EXIT, LAYERS}
+    for layer, rows in found.items():
+        assert (rows - exact[layer]).abs().max() < tolerance * exact[layer].abs().max()
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    assert size == pytest.approx(stored_bytes(kind, 19 * 12, 2, HIDDEN), rel=0.1)
+
+
+def test_stored_states_are_made_once_and_anew_for_other_texts(world: World, tmp_path: Path) -> None:
+    windows = random_windows(9, 12, 200)
+    stored(world, tmp_path, "fp16").make(windows, lambda *_: None)
+    first = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    (tmp_path / "train-00001.safetensors").unlink()  # as if it had been stopped there
+    stored(world, tmp_path, "fp16").make(windows, lambda *_: None)
+    second = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == ["train-00001.safetensors"]
+    other = random_windows(9, 12, 200, seed=1)
+    states = stored(world, tmp_path, "fp16")
+    states.make(other, lambda *_: None)
+    which = torch.tensor([3])
+    exact = world.target(EXIT).states(other[which], which)[EXIT]
+    assert (states.states(other[which], which)[EXIT] - exact).abs().max() < 1e-2
+
+
+def test_damaged_states_are_named(world: World, tmp_path: Path) -> None:
+    windows = random_windows(2, 12, 200)
+    stored(world, tmp_path, "fp16").make(windows, lambda *_: None)
+    path = tmp_path / "train-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"train-00000.safetensors is missing or damaged"):
+        stored(world, tmp_path, "fp16").states(windows, torch.tensor([0]))
+
+
+def test_a_folder_that_cannot_be_made(world: World, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutpaceError, match="cannot be made"):
+        stored(world, tmp_path / "file" / "states", "fp16")

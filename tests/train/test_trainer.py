@@ -1,0 +1,276 @@
+"""The loop: the same curve again, the same curve after a stop, and what happens when something goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outpace.errors import CheckpointError, OutpaceError
+from outpace.train import writing
+from outpace.train.curves import Curves
+from outpace.train.data.shards import TrainingData
+from outpace.train.identity import Identity
+from outpace.train.interrupt import Interrupt
+from outpace.train.kinds.base import Kind, Loss
+from outpace.train.kinds.early_exit import EarlyExit
+from outpace.train.sampler import Sampler
+from outpace.train.schedule import learning_rate
+from outpace.train.settings import TrainSettings
+from outpace.train.target import Batch
+from outpace.train.trainer import CHECKPOINT, DRAFTER, Ending, Sources, Trainer
+from tests.train.tiny import EXIT, World, random_windows
+
+SETTINGS = TrainSettings(steps=12, batch_windows=2, lr=1e-3, warmup=3, eval_every=5, eval_windows=2, chain=3)
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than everything else; one test looks at the picture."""
+    if request.node.name != "test_a_run_is_the_same_again_and_learns":
+        monkeypatch.setattr(Curves, "close", lambda _: False)
+
+
+def windows(world: World) -> TrainingData:
+    vocab = world.material.vocab_size
+    return TrainingData(random_windows(7, 16, vocab), random_windows(3, 16, vocab, seed=9), {})
+
+
+def trainer(
+    world: World,
+    folder: Path,
+    settings: TrainSettings = SETTINGS,
+    *,
+    kind: Kind | None = None,
+    identity: Identity | None = None,
+    said: list[str] | None = None,
+) -> Trainer:
+    folder.mkdir(exist_ok=True)
+    target = world.target(EXIT)
+    sources = Sources(target, windows(world), target, target)
+    learner = kind or EarlyExit(world.material, [EXIT])
+    notify = (said if said is not None else []).append
+    torch.manual_seed(1)
+    return Trainer(learner, sources, settings, folder, identity or world.identity, notify)
+
+
+def curve(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+class Stopping:
+    """A kind that does something at the n-th loss it is asked for."""
+
+    def __init__(self, kind: EarlyExit, at: int, what: Callable[[Loss], Loss]) -> None:
+        self._kind, self._left, self._what = kind, at, what
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kind, name)
+
+    def loss(self, batch: Batch) -> Loss:
+        self._left -= 1
+        found = self._kind.loss(batch)
+        return self._what(found) if self._left == 0 else found
+
+
+def press_ctrl_c(found: Loss) -> Loss:
+    os.kill(os.getpid(), signal.SIGINT)
+    return found
+
+
+def test_a_run_is_the_same_again_and_learns(world: World, tmp_path: Path) -> None:
+    said: list[str] = []
+    first = trainer(world, tmp_path / "a", said=said).run()
+    second = trainer(world, tmp_path / "b").run()
+    assert first.ending is second.ending is Ending.DONE
+    assert curve(tmp_path / "a") == curve(tmp_path / "b")
+    losses = [line["loss"] for line in curve(tmp_path / "a") if "loss" in line]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0]
+    assert [line["step"] for line in curve(tmp_path / "a") if "valid" in line] == [0, 5, 10, 12]
+    assert any("tokens/s" in line and "of the time in the target" in line for line in said)
+    assert (tmp_path / "a" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("stopped_in", [1, 7, 12])
+def test_going_on_gives_the_curve_of_a_run_that_was_never_stopped(
+    world: World, tmp_path: Path, stopped_in: int, accumulate: int
+) -> None:
+    """To the bit: losses, measurements, weights and optimiser."""
+    settings = replace(SETTINGS, accumulate=accumulate)
+    trainer(world, tmp_path / "whole", settings).run()
+    kind = Stopping(EarlyExit(world.material, [EXIT]), stopped_in * accumulate, press_ctrl_c)
+    outcome = trainer(world, tmp_path / "parts", settings, kind=kind).run()
+    assert outcome.step == stopped_in
+    assert outcome.ending is (Ending.INTERRUPTED if stopped_in < 12 else Ending.DONE)
+    again = trainer(world, tmp_path / "parts", settings)
+    assert again.resume() == outcome.step
+    assert again.run().ending is Ending.DONE
+    assert curve(tmp_path / "whole") == curve(tmp_path / "parts")
+    one, other = (torch.load(tmp_path / name / CHECKPOINT, weights_only=True) for name in ("whole", "parts"))
+    del one["served"], other["served"]  # names of the two folders
+    assert same(one, other)
+    files = [(tmp_path / name / DRAFTER / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert files[0] == files[1]
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def test_going_on_after_the_process_died_between_two_checkpoints(world: World, tmp_path: Path) -> None:
+    """Steps behind the checkpoint are done again, and their lines in the log are not there twice."""
+
+    def die(found: Loss) -> Loss:
+        raise MemoryError
+
+    kind = Stopping(EarlyExit(world.material, [EXIT]), 9, die)
+    with pytest.raises(MemoryError):
+        trainer(world, tmp_path / "parts", kind=kind).run()
+    assert curve(tmp_path / "parts")[-1]["step"] == 8
+    again = trainer(world, tmp_path / "parts")
+    assert again.resume() == 5
+    again.run()
+    trainer(world, tmp_path / "whole").run()
+    assert curve(tmp_path / "whole") == curve(tmp_path / "parts")
+
+
+def test_the_best_state_is_kept_and_training_ends_early(world: World, tmp_path: Path) -> None:
+    """A rate that destroys what there was: nothing after the beginning is better."""
+    settings = replace(SETTINGS, lr=1.0, warmup=0, eval_every=2, patience=2, loss="kl")
+    kind = EarlyExit(world.material, [EXIT])
+    before = {name: tensor.clone() for name, tensor in kind.module.state_dict().items()}
+    outcome = trainer(world, tmp_path, settings, kind=kind).run()
+    assert (outcome.ending, outcome.step, outcome.best_step) == (Ending.EARLY, 4, 0)
+    assert outcome.best == outcome.first
+    files = {name.partition(".")[2]: tensor for name, tensor in before.items()}
+    found = load_file(tmp_path / DRAFTER / "model.safetensors")
+    assert found.keys() == files.keys()
+    assert torch.equal(found["block.mlp.up_proj.weight"], files["block.mlp.up_proj.weight"])
+    last = kind.module.get_parameter(f"exit_{EXIT}.block.mlp.up_proj.weight")
+    assert not torch.equal(last, found["block.mlp.up_proj.weight"])
+
+
+def test_a_loss_that_is_no_number_stops_with_step_and_batch(world: World, tmp_path: Path) -> None:
+    def spoil(found: Loss) -> Loss:
+        return replace(found, value=found.value * float("nan"))
+
+    kind = Stopping(EarlyExit(world.material, [EXIT]), 7, spoil)
+    with pytest.raises(OutpaceError, match=r"the loss is nan at step 7; .*failed-step.json.*lower --lr than 0.001"):
+        trainer(world, tmp_path, kind=kind).run()
+    report = json.loads((tmp_path / "failed-step.json").read_text())
+    data = windows(world).train
+    assert report["step"] == 7
+    assert report["ids"] == data.ids[torch.tensor(report["windows"])].tolist()
+    assert trainer(world, tmp_path).resume() == 5
+
+
+def test_a_gradient_that_is_no_number_stops_too(world: World, tmp_path: Path) -> None:
+    kind = Stopping(EarlyExit(world.material, [EXIT]), 2, lambda found: replace(found, value=_infinite(found.value)))
+    with pytest.raises(OutpaceError, match=r"the gradient's length is (nan|inf) at step 2"):
+        trainer(world, tmp_path, kind=kind).run()
+
+
+def _infinite(value: torch.Tensor) -> torch.Tensor:
+    """The same number with an endless slope."""
+    result: torch.Tensor = _Steep.apply(value)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Steep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> torch.Tensor:
+        return slope * float("inf")
+
+
+def test_checkpoints_of_something_else_are_refused(world: World, tmp_path: Path) -> None:
+    trainer(world, tmp_path).run()
+    with pytest.raises(CheckpointError, match=r"was made with lr=0\.001, not 0\.002"):
+        trainer(world, tmp_path, replace(SETTINGS, lr=2e-3)).resume()
+    with pytest.raises(CheckpointError, match=r"was made with exits=\[2\], not \[1\]"):
+        trainer(world, tmp_path, kind=EarlyExit(world.material, [1])).resume()
+    stranger = replace(world.identity, model="another", weights="0")
+    with pytest.raises(CheckpointError, match=r"was made for tiny \(weights .*, not for another"):
+        trainer(world, tmp_path, identity=stranger).resume()
+
+
+@pytest.mark.parametrize("cut", [0, 10, 5000, -20])
+def test_a_damaged_checkpoint_is_named(world: World, tmp_path: Path, cut: int) -> None:
+    trainer(world, tmp_path, replace(SETTINGS, steps=1)).run()
+    path = tmp_path / CHECKPOINT
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(CheckpointError, match=r"checkpoint.pt is damaged .* without --resume"):
+        trainer(world, tmp_path, replace(SETTINGS, steps=1)).resume()
+
+
+def test_no_checkpoint_and_one_of_another_version(world: World, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no checkpoint to go on from"):
+        trainer(world, tmp_path).resume()
+    torch.save({"format": 99}, tmp_path / CHECKPOINT)
+    with pytest.raises(CheckpointError, match="no checkpoint of this version"):
+        trainer(world, tmp_path).resume()
+
+
+def test_a_full_disk_is_said_and_costs_nothing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer(world, tmp_path, replace(SETTINGS, steps=1)).run()
+    before = (tmp_path / CHECKPOINT).read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(writing.os, "fsync", full)
+    names = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(OutpaceError, match=r"the disk is full: .*needs .*what was there before is untouched.*--resume"):
+        trainer(world, tmp_path, replace(SETTINGS, steps=1)).run()
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    assert sorted(path.name for path in tmp_path.rglob("*")) == names  # no half-written file lies about
+
+
+def test_pressing_twice_stops_at_once() -> None:
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_every_window_comes_once_a_round() -> None:
+    sampler = Sampler(5, seed=3)
+    taken = torch.cat([sampler.next(3) for _ in range(5)]).tolist()
+    assert [sorted(taken[begin : begin + 5]) for begin in (0, 5, 10)] == [list(range(5))] * 3
+    assert taken[:5] != taken[5:10]
+    state = sampler.state
+    ahead = sampler.next(7).tolist()
+    again = Sampler(5, seed=3)
+    again.restore(state)
+    assert again.next(7).tolist() == ahead
+    assert Sampler(5, seed=4).next(15).tolist() != taken
+
+
+def test_the_rate_rises_and_falls() -> None:
+    settings = TrainSettings(steps=11, warmup=4, lr=1.0, lr_floor=0.1)
+    rates = [learning_rate(step, settings) for step in range(11)]
+    assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert rates[4:] == pytest.approx([1.0, 0.9397, 0.775, 0.55, 0.325, 0.1603, 0.1], abs=1e-4)
+    assert learning_rate(0, TrainSettings(steps=1, warmup=0, lr=1.0)) == 1.0
