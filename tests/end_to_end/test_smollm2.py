@@ -62,7 +62,7 @@ def llm(request: pytest.FixtureRequest, shallow: Path) -> LLM:
 
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(temperature=0.0, max_tokens=16), SamplingParams(temperature=0.7, seed=7, max_tokens=16)],
+    [SamplingParams(temperature=0.0, max_tokens=12), SamplingParams(temperature=0.7, seed=7, max_tokens=12)],
     ids=["greedy", "T=0.7"],
 )
 @pytest.mark.thinned(2)

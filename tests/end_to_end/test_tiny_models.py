@@ -53,7 +53,7 @@ WAYS = ("roomy", "chunks", "preempting")
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(8)
 def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str) -> None:
     assert_same_tokens(name, k, batch, way, quantization)
 
@@ -136,7 +136,7 @@ def test_mixed_pack(rows: int, quantization: str) -> None:
 @pytest.mark.parametrize("quantization", NATIVE + TORCH)
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("max_rows", [3200, 500], ids=["roomy", "preempting"])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
 def test_reused_rows(max_rows: int, name: str, quantization: str) -> None:
     """Turns of two conversations, a branch and repeated prompts, some side by side, across the edge of a key block."""
     params = [replace(each, max_tokens=TOKENS) for each in (GREEDY, WARM, HOT)]

@@ -68,7 +68,7 @@ def build_drafter(name: str, model: HistoryModel, jobs: list[Job]) -> Drafter:
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(8)
 def test_same_tokens(name: str, k: int, batch: int, rows: int, preempt: bool) -> None:
     model = HistoryModel(V)
     jobs = mixed_jobs(batch, V, seed=batch)

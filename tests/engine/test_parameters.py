@@ -62,7 +62,7 @@ def test_without_speculation(name: str) -> None:
 
 @pytest.mark.parametrize("k", LENGTHS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_side_by_side(drafter: str, k: int) -> None:
     """Half of the cases, eight at a time, in other company for every drafter and length."""
     names = [name for length in LENGTHS[LENGTHS.index(k) % 2 :: 2] for name in names_for(drafter, length)]
@@ -73,7 +73,7 @@ def test_side_by_side(drafter: str, k: int) -> None:
 
 @pytest.mark.parametrize("k", LENGTHS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_alone(drafter: str, k: int) -> None:
     for name in names_for(drafter, k):
         check([case(name)], drafter, k)

@@ -95,6 +95,7 @@ def build(folder: Path, kernels: str, quantization: str) -> LLM:
         {"method": "early_exit", "adapter": str(folder / "adapter")},
     ]
     options: dict[str, Any] = {"kernels": kernels, "quantization": quantization, "threads": 1}
+    options["speculative_control"] = "fixed"  # text that follows a law depends on what is drafted
     return LLM(folder / "target", speculative, max_model_len=1024, max_num_batched_tokens=1024, **options)
 
 

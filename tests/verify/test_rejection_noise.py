@@ -86,7 +86,7 @@ KINDS = {"constant": (CONSTANT_TARGET, CONSTANT_DRAFTER), "history": (HISTORY_TA
 @pytest.mark.parametrize(("target", "drafter"), KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_text_follows_the_law(name: str, k: int, target: Table, drafter: Table) -> None:
     assert Engine(RULES[name], chain(k), target, drafter).fit(NUM_TEXTS) > ALPHA
 
