@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -253,3 +254,19 @@ class TestTrees:
         drafter.start(0, text, len(text))
         (draft,) = drafter.propose([ask(text, 6)], 0)
         assert draft.is_chain and len(draft) == 6
+
+    def test_rivals_take_nothing_from_how_far_a_draft_goes(self) -> None:
+        """One token matches, so two may follow, one behind the other; all four of two branches are there."""
+        text = [1, 2, 3, 9, 1, 4, 5, 8, 1]
+        drafter = SuffixDrafter(tree_width=2, least_chance=0.0, factor=1.0, offset=1.0)
+        drafter.start(0, text, len(text))
+        (draft,) = drafter.propose([ask(text, 9)], 0)
+        assert draft.depth == 2 and sorted(draft.ids) == [2, 3, 4, 5]
+
+    @pytest.mark.parametrize("width", [1, 2])
+    def test_a_draft_is_as_wide_as_it_is_asked_to_be(self, width: int) -> None:
+        text = [1, 2, 3, 9, 1, 4, 5, 8, 1]
+        drafter = SuffixDrafter(tree_width=2, least_chance=0.0)
+        drafter.start(0, text, len(text))
+        (draft,) = drafter.propose([replace(ask(text, 9), width=width)], 0)
+        assert draft.parents.count(-1) == width

@@ -134,7 +134,7 @@ def _suffix(part: SpeculativeConfig, target: TransformersModel, config: EngineCo
     return SuffixDrafter(
         least_chance=LEAST_CHANCE[config.speculative_control],
         pool=OutputPool(max_outputs=most) if most else None,
-        tree_width=part.tree_width if target.takes_trees else 1,
+        tree_width=part.width_on(target.takes_trees),
     )
 
 
