@@ -11,7 +11,15 @@ import torch
 from safetensors.torch import save_file
 
 from outpace import LLM, SamplingParams
-from outpace.errors import CheckpointError, InvalidParameter, ModelNotFound, OutOfMemory, VocabularyMismatch
+from outpace.errors import (
+    CheckpointError,
+    InvalidParameter,
+    ModelNotFound,
+    OutOfMemory,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
+from outpace.heads import Eagle3Config, eagle3_tensors, offsets_of, save_eagle3
 from outpace.models import memory, selection
 from outpace.models.adapter import ADAPTER_TYPE
 from outpace.models.config import DecoderConfig, expected_tensors
@@ -137,6 +145,49 @@ def test_adapter_of_another_model(target: Path, tmp_path: Path) -> None:
     config = {"model_type": ADAPTER_TYPE, "exit_layer": 1, "hidden_size": 64, "num_hidden_layers": 3}
     (adapter / "config.json").write_text(json.dumps(config))
     refuse(target, speculative, CheckpointError, "made for hidden_size=64, the target has 32")
+
+
+def write_head(folder: Path, config: Eagle3Config | None = None) -> Path:
+    """A head of random weights for such a model, of which two draft tokens in a hundred are right."""
+    layer = DecoderConfig.from_hf({**SHAPE, "num_hidden_layers": 1})
+    config = config or Eagle3Config(layer, 32, 200, aux_layers=(0, 1, 2), shares_target_head=True)
+    generator = torch.Generator().manual_seed(1)
+    shapes = eagle3_tensors(config)
+    tensors = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
+    ids = torch.randperm(300, generator=generator)[: config.draft_vocab_size].sort().values
+    save_eagle3(folder, config, {**tensors, "d2t": offsets_of(ids)})
+    return folder
+
+
+@pytest.mark.parametrize(("kernels", "quantization"), [("native", "none"), ("native", "int8"), ("torch", "int8")])
+def test_a_head_from_its_folder(kernels: str, quantization: str, target: Path, tmp_path: Path) -> None:
+    head = write_head(tmp_path / "head")
+    options = {**OPTIONS, "kernels": kernels, "quantization": quantization, "speculative_control": "fixed"}
+    params = [SamplingParams(temperature=t, seed=1, max_tokens=30, ignore_eos=True) for t in (0.0, 1.0)]
+    plain = LLM(str(target), "none", **options).generate(["ab", "abc"], params)
+    for config in (str(head), {"method": "eagle3", "model": str(head), "tree_width": 3, "num_speculative_tokens": 4}):
+        llm = LLM(str(target), config, **options)
+        found = llm.generate(["ab", "abc"], params)
+        assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in plain]
+        assert all(each.stats.by_drafter["eagle3"].draft_tokens > 50 for each in found)
+        (resolved,) = llm._built.speculative
+        assert resolved.method == "eagle3" and llm.memory()["drafter"] > 0
+        assert f"drafter eagle3 {head}" in llm._built.banner()
+    both = LLM(str(target), {"method": "auto", "model": str(head)}, **options)
+    assert [item.method for item in both._built.speculative] == ["suffix", "eagle3"]
+    rounded = LLM(str(target), {"model": str(head), "quantization": "int8"}, **options)
+    found = rounded.generate(["ab", "abc"], params)
+    assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in plain]
+
+
+def test_heads_that_cannot_be(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(target, {"method": "eagle3", "model": str(tmp_path / "nowhere")}, ModelNotFound, "nowhere")
+    refuse(target, {"method": "eagle3", "model": str(target)}, UnsupportedModel, "describes no EAGLE-3 head")
+    head = write_head(tmp_path / "head")
+    other = write_model(tmp_path / "other", num_hidden_layers=2)
+    refuse(other, str(head), CheckpointError, r"head/config\.json: the head reads .* from 0 to 1")
+    monkeypatch.setattr(memory, "available_bytes", lambda: memory.RESERVE_BYTES + 600_000)
+    refuse(target, str(head), OutOfMemory, "target with head needs")
 
 
 def test_drafts_that_cannot_be(target: Path, tmp_path: Path) -> None:

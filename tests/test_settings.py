@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +45,9 @@ def test_draft_lengths_have_a_limit(value: Any) -> None:
         ({"model": "some/draft", "num_speculative_tokens": 3}, "draft_model", "some/draft", None),
         ({"model": "self:9"}, "early_exit", None, 9),
         ({"method": "draft_model", "model": "ngram"}, "draft_model", "ngram", None),
+        ("someone/EAGLE3-Llama-3.1-8B", "eagle3", "someone/EAGLE3-Llama-3.1-8B", None),
+        ({"model": "a-eagle3-head", "num_speculative_tokens": 3}, "eagle3", "a-eagle3-head", None),
+        ({"method": "eagle3", "model": "some/head"}, "eagle3", "some/head", None),
     ],
 )
 def test_what_users_write(written: Any, method: str, model: str | None, exit_layer: int | None) -> None:
@@ -62,6 +67,9 @@ def test_what_users_write(written: Any, method: str, model: str | None, exit_lay
         ({"methode": "ngram"}, "methode"),
         ({"method": "magic"}, "magic"),
         ({"method": "draft_model"}, "needs a model"),
+        ({"method": "eagle3"}, "method='eagle3' needs a model"),
+        ({"method": "draft_model", "model": "x/EAGLE3-y"}, "is an EAGLE-3 head: it goes with method 'eagle3'"),
+        ({"method": "eagle3", "model": "some/head", "exit_layer": 3}, "goes with method 'early_exit'"),
         ({"method": "ngram", "model": "some/draft"}, "goes with method 'draft_model'"),
         ({"method": "ngram", "exit_layer": 3}, "goes with method 'early_exit'"),
         ({"method": "draft_model", "model": "m", "adapter": "a"}, "goes with method 'early_exit'"),
@@ -83,13 +91,30 @@ def test_impossible_drafters_are_named(written: Any, message: str) -> None:
         SpeculativeConfig.parse(written)
 
 
+def test_a_folder_with_a_head_says_the_method(tmp_path: Path) -> None:
+    """Of a folder it is the config that counts, not the name."""
+    for name, config, method in (
+        ("llama-head", {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 100}, "eagle3"),
+        ("speculator", {"speculators_model_type": "eagle3"}, "eagle3"),
+        ("other", {"speculators_model_type": "dflash", "draft_vocab_size": 100}, "draft_model"),
+        ("eagle3-tuned-llama", {"architectures": ["LlamaForCausalLM"]}, "draft_model"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        assert SpeculativeConfig.parse(str(tmp_path / name)).method == method
+        both = SpeculativeConfig.parse({"method": "auto", "model": str(tmp_path / name)}).parts(adaptive=True)
+        assert [part.method for part in both] == ["suffix", method]
+    (tmp_path / "speculator/config.json").write_text("[1")
+    assert SpeculativeConfig.parse(str(tmp_path / "speculator")).method == "draft_model"
+
+
 def test_branches_are_for_the_drafters_that_make_them() -> None:
     widths = {
         part.method: part.tree_width
-        for model in ("some/draft", "self:9")
+        for model in ("some/draft", "self:9", "some/eagle3")
         for part in SpeculativeConfig.parse({"method": "auto", "model": model, "tree_width": 3}).parts(adaptive=True)
     }
-    assert widths == {"suffix": 3, "draft_model": 3, "early_exit": 1}
+    assert widths == {"suffix": 3, "draft_model": 3, "early_exit": 1, "eagle3": 3}
 
 
 @pytest.mark.parametrize("control", ["adaptive", "fixed"])

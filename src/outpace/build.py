@@ -19,6 +19,7 @@ import torch
 from outpace.config import EngineConfig, SpeculativeConfig
 from outpace.control.making import make_controller
 from outpace.drafters.draft_model import DraftModelDrafter
+from outpace.drafters.eagle3 import Eagle3Drafter
 from outpace.drafters.early_exit import EarlyExitDrafter
 from outpace.drafters.exit_probe import SAMPLE_TEXT, probe_exits
 from outpace.drafters.ngram import NgramDrafter
@@ -26,15 +27,19 @@ from outpace.drafters.suffix import LEAST_CHANCE, SuffixDrafter
 from outpace.drafters.suffix_pool import OutputPool
 from outpace.engine.engine import Engine
 from outpace.errors import InvalidParameter, OutOfMemory, UnsupportedModel
+from outpace.heads import open_eagle3
 from outpace.kv.cache import KvCache
 from outpace.models.adapter import BlockAdapter, open_adapter
 from outpace.models.bandwidth import read_bytes_per_second
 from outpace.models.decoder import Decoder
+from outpace.models.eagle3 import Eagle3Head
 from outpace.models.files import cache_folder, format_bytes
-from outpace.models.load import LoadedFiles, available_bytes, require_fit
+from outpace.models.load import LoadedFiles, available_bytes, estimate_bytes, require_fit
 from outpace.models.machine import processor_name
 from outpace.models.native.library import prepare
 from outpace.models.probe import ProbeReport
+from outpace.models.resolve import resolve_model
+from outpace.models.selection import select_precision
 from outpace.models.threads import ThreadGovernor, usable_cores
 from outpace.models.tokenizer import Tokenizer, check_same_vocabulary
 from outpace.models.vocabulary import ModelVocabulary
@@ -404,6 +409,42 @@ def _plan_early_exit(item: SpeculativeConfig, target: Source, config: EngineConf
     return make
 
 
+def _plan_eagle3(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
+    assert item.model is not None
+    if target.shape is None:
+        raise UnsupportedModel(
+            f"method='eagle3' is not possible with {target.files.label}: it runs on transformers' layers, whose states "
+            "cannot be had; possible: suffix, ngram or draft_model"
+        )
+    if item.quantization is not None:
+        config = replace(config, quantization=item.quantization, dtype="auto")
+    found = resolve_model(item.model, allow_pickle=config.allow_pickle)
+    files = open_eagle3(found.path, target.shape, allow_pickle=config.allow_pickle)
+    precision = select_precision(config, files.weights)
+    require_fit(
+        f"{target.files.label} with {found.label}",
+        target.num_bytes + estimate_bytes(files.weights, precision),
+        target.cache_bytes(config) + (config.cache_tokens or 0) * files.config.layer.cache_bytes_per_token,
+    )
+
+    def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
+        assert isinstance(parts.target, Decoder)
+        head = Eagle3Head(
+            parts.target,
+            files.config,
+            files.weights,
+            token_ids=files.token_ids,
+            target_weights=target.files.checkpoint,
+            precision=precision,
+        )
+        cache = head.new_cache(config.max_num_seqs, parts.max_model_len, parts.max_rows)
+        parts.relative_costs["eagle3"] = head.bytes_per_token / parts.target.bytes_per_token
+        used = _with_possible_width(item, parts)
+        return Eagle3Drafter(head, cache, tree_width=used.tree_width or 1), used
+
+    return make
+
+
 def _probed_exit(parts: _Parts, num_tokens: int) -> tuple[int, int]:
     """Exit and draft length with the best prediction; says so, and says when none pays."""
     assert isinstance(parts.target, Decoder)
@@ -424,6 +465,7 @@ _PLANNERS: Mapping[str, Callable[[SpeculativeConfig, Source, EngineConfig, Notif
     "ngram": _plan_ngram,
     "draft_model": _plan_draft_model,
     "early_exit": _plan_early_exit,
+    "eagle3": _plan_eagle3,
 }
 
 
@@ -433,6 +475,7 @@ def _model_text(label: str, parameters: int, linear: str) -> str:
 
 
 def _drafter_text(config: SpeculativeConfig) -> str:
-    detail = {"draft_model": f" {config.model}", "early_exit": f" after layer {config.exit_layer}"}
+    named = f" {config.model}"
+    detail = {"draft_model": named, "eagle3": named, "early_exit": f" after layer {config.exit_layer}"}
     tokens = f"{config.num_speculative_tokens} token{'s' * (config.num_speculative_tokens != 1)}"
     return f"{config.method}{detail.get(config.method, '')}, at most {tokens}"

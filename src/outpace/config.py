@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from outpace.errors import InvalidParameter
+from outpace.head_words import names_eagle3_head
 from outpace.params import check_integer, check_num_speculative_tokens
 
 __all__ = [
@@ -27,12 +28,12 @@ __all__ = [
     "field_help",
 ]
 
-METHODS = ("auto", "suffix", "ngram", "draft_model", "early_exit", "none")
+METHODS = ("auto", "suffix", "ngram", "draft_model", "early_exit", "eagle3", "none")
 CONTROLS = ("adaptive", "fixed")
 QUANTIZATIONS = ("auto", "file", "int8", "int4", "none")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 VERIFICATIONS = ("coupled", "standard", "block")
-_BRANCHING = ("auto", "suffix", "draft_model")
+_BRANCHING = ("auto", "suffix", "draft_model", "eagle3")
 KERNELS = ("auto", "native", "torch")
 _FREE = ("suffix", "ngram")
 """Methods that look drafts up, which costs next to nothing."""
@@ -41,8 +42,8 @@ _MOST_BRANCHES, _AUTOMATIC_WIDTH = 8, 3
 MAX_LOOKUP = 32
 """Longest n-gram that prompt lookup compares."""
 _BELONGS_TO = {
-    "model": ("draft_model", "auto"),
-    "quantization": ("draft_model", "auto"),
+    "model": ("draft_model", "eagle3", "auto"),
+    "quantization": ("draft_model", "eagle3", "auto"),
     "exit_layer": ("early_exit",),
     "adapter": ("early_exit",),
     "suffix_pool_file": ("suffix", "auto"),
@@ -58,9 +59,14 @@ class SpeculativeConfig:
     """How drafts are made. Keys are those of vLLM's `--speculative-config` where it has them."""
 
     method: str = _option(
-        "auto", "drafting method: auto (suffix, and a draft model if one is named), " + ", ".join(METHODS[1:])
+        "auto",
+        "drafting method: auto (suffix, and the draft model or EAGLE-3 head if one is named), "
+        + ", ".join(METHODS[1:]),
     )
-    model: str | None = _option(None, "draft model: hub id, folder, GGUF file or alias (method draft_model or auto)")
+    model: str | None = _option(
+        None,
+        "draft model or EAGLE-3 head: hub id, folder, GGUF file or alias (method draft_model, eagle3 or auto)",
+    )
     num_speculative_tokens: int | None = _option(
         None,
         f"most draft tokens a step; None: under adaptive control {_MOST_FREE} where drafts are looked up and "
@@ -69,8 +75,8 @@ class SpeculativeConfig:
     tree_width: int | None = _option(
         None,
         "most continuations of a draft token; 1: drafts are chains, more: they may be trees, num_speculative_tokens "
-        "counting all branches (method auto, suffix or draft_model); None: under adaptive control what pays, under "
-        "fixed control 1",
+        "counting all branches (method auto, suffix, draft_model or eagle3); None: under adaptive control what pays, "
+        "under fixed control 1",
     )
     prompt_lookup_max: int = _option(8, "longest n-gram looked up, in tokens (method ngram)")
     prompt_lookup_min: int | None = _option(
@@ -83,7 +89,7 @@ class SpeculativeConfig:
         None, "file from which past outputs are read at the start, and to which a server writes them at its end"
     )
     quantization: str | None = _option(
-        None, "of the draft model, as the target's option of that name; None: as the target"
+        None, "of the draft model or EAGLE-3 head, as the target's option of that name; None: as the target"
     )
     exit_layer: int | None = _option(
         None, "layers the early-exit drafter runs (method early_exit); None probes for one"
@@ -157,6 +163,10 @@ class SpeculativeConfig:
                 raise InvalidParameter(f"{name}={value!r} is not possible: it must be a name or a path")
         if self.method == "draft_model" and self.model is None:
             raise InvalidParameter("method='draft_model' needs a model: a hub id, a folder, a GGUF file or an alias")
+        if self.method == "eagle3" and self.model is None:
+            raise InvalidParameter("method='eagle3' needs a model: the head's folder or hub id")
+        if self.method == "draft_model" and self.model is not None and names_eagle3_head(self.model):
+            raise InvalidParameter(f"model={self.model!r} is an EAGLE-3 head: it goes with method 'eagle3'")
 
     def parts(self, *, adaptive: bool) -> list[SpeculativeConfig]:
         """The drafters these settings mean, one method each, in order of preference; none for method "none".
@@ -192,7 +202,7 @@ class SpeculativeConfig:
         word = _from_word(self.model)
         branches = self.tree_width if word["method"] in _BRANCHING else None
         named = replace(self, **word, tree_width=branches)
-        return [suffix, named] if named.method in ("draft_model", "early_exit") else [suffix]
+        return [suffix, named] if named.method in ("draft_model", "early_exit", "eagle3") else [suffix]
 
     @classmethod
     def parse(cls, value: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig:
@@ -246,7 +256,7 @@ def _from_word(word: str) -> dict[str, Any]:
         return {"method": word, "model": None}
     name, colon, layer = word.partition(":")
     if name != "self":
-        return {"method": "draft_model", "model": word}
+        return {"method": "eagle3" if names_eagle3_head(word) else "draft_model", "model": word}
     if not colon:
         return {"method": "early_exit", "model": None}
     if not (layer.isascii() and layer.isdigit()):

@@ -21,6 +21,7 @@ __all__ = [
     "Drafter",
     "DrafterNeeds",
     "ExitAdapter",
+    "FeatureHead",
     "Grammar",
     "LayeredModel",
     "TargetModel",
@@ -226,6 +227,55 @@ class ExitAdapter(Protocol):
         self, hidden: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment], wanted: torch.Tensor
     ) -> torch.Tensor:
         """[R, H] states at the exit -> [N, V] float32 logits of the `wanted` [N] rows; writes rows to its cache."""
+        ...
+
+
+class FeatureHead(Protocol):
+    """A small network that guesses the token after next from the next one and a feature of the position before it.
+
+    Of committed text a feature is made of the target's states; while drafting it is what the network put out itself.
+    Its row for position i is that of (token i + 1, feature of i).
+    """
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose entering states make a feature."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of its logits, the target's; -inf for tokens it never guesses."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """[R, aux layers * Ht] states of the target, side by side -> [R, H] features."""
+        ...
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        segments: Sequence[Segment],
+        wanted: torch.Tensor,
+        cache: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes rows and writes them to its cache.
+
+        Args:
+            ids: [R] int64, the token after each row's position.
+            features: [R, H] of the rows' positions.
+            positions: [R] int64.
+            segments: where the rows belong in its cache, covering [0, R).
+            wanted: [N] int64 rows, ascending, whose guesses are wanted.
+            cache: its own.
+
+        Returns:
+            [N, V] float32 logits of the token after each row's, and [N, H] its features of the position of that row's.
+        """
         ...
 
 

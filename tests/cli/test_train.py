@@ -12,7 +12,7 @@ from outpace import LLM, SamplingParams
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 from tests.train.tiny import ENGINE, save_target
 
-KINDS = ("early-exit",)
+KINDS = ("early-exit", "eagle3", "draft")
 FAST = ("--threads", "1", "--quantization", "none", "--window", "32", "--validation", "0.2")
 STEPS = (
     "--steps",
@@ -88,10 +88,26 @@ def test_everything_from_one_command_and_then_on(outpace, model: Path, text: Pat
     assert "not for other" in refused.err
 
 
+def test_an_eagle3_head(outpace, model: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = outpace("train", "eagle3", "--model", str(model), "--text", str(text), "--out", str(out), "--unroll", "2",
+                     "--draft-vocab", "40", *FAST, *STEPS)  # fmt: skip
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["speculative_config"] == {"eagle3": {"method": "eagle3", "model": str(out / "drafter")}}
+    config = json.loads((out / "drafter" / "config.json").read_text())
+    assert config["draft_vocab_size"] == 40
+    resumed = outpace("train", "eagle3", "--resume", str(out), "--threads", "1")
+    assert resumed.code == 0, resumed.err
+    assert outpace("train", "early-exit", "--resume", str(out)).code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["early-exit", "--exit-layers", "4"], "exit layer 4 is not possible: it must be in 1 to 3"),
+        (["draft", "--layers", "4"], "layers=4 is not possible: it must be in 1 to 3"),
+        (["eagle3", "--unroll", "99"], "unroll=99 is not possible: it must be in 1 to 16"),
         (["early-exit", "--exit-layers", "two"], "write layers as 10 or 8,10,12"),
         (["early-exit", "--lr", "0"], "lr=0.0 is not possible: above 0, at most 1"),
         (["early-exit", "--steps", "0"], "steps=0"),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from outpace.drafters.draft_model import DraftModelDrafter
+from outpace.drafters.eagle3 import Eagle3Drafter
 from outpace.drafters.early_exit import EarlyExitDrafter
 from outpace.drafters.ngram import NgramDrafter
 from outpace.drafters.suffix import SuffixDrafter
@@ -20,15 +21,21 @@ from outpace.protocols import Controller, Drafter
 from tests.engine.fakes import IdVocabulary
 from tests.models.tiny_models import SIZES, DictWeights, precision
 
+from . import tiny_head
+
 VOCAB = SIZES["vocab_size"]
 LAYERS = SIZES["num_hidden_layers"]
 EXIT_LAYER = 2
 CAPACITY = 400
 
 
+def tensors(nudged_from: int = EXIT_LAYER) -> dict[str, torch.Tensor]:
+    """A random llama whose layers from one on only nudge the stream, so that an exit there is often right."""
+    return _tensors(nudged_from)
+
+
 @functools.cache
-def tensors() -> dict[str, torch.Tensor]:
-    """A random llama whose layers from EXIT_LAYER on only nudge the stream, so that an exit there is often right."""
+def _tensors(nudged_from: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     hidden, wide, vocab = SIZES["hidden_size"], SIZES["intermediate_size"], VOCAB
     head_dim = hidden // SIZES["num_attention_heads"]
@@ -39,7 +46,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
     found = {"model.embed_tokens.weight": random(vocab, hidden), "lm_head.weight": random(vocab, hidden, scale=0.3)}
     for layer in range(LAYERS):
-        nudge = 0.25 if layer < EXIT_LAYER else 0.03
+        nudge = 0.25 if layer < nudged_from else 0.03
         prefix = f"model.layers.{layer}."
         found[f"{prefix}self_attn.q_proj.weight"] = random(hidden, hidden)
         found[f"{prefix}self_attn.k_proj.weight"] = random(keys, hidden)
@@ -68,9 +75,13 @@ def _decoder(weights: dict[str, torch.Tensor], quantization: str) -> Decoder:
     return Decoder(config, DictWeights(weights), precision=precision(quantization))
 
 
+def target(quantization: str, nudged_from: int = EXIT_LAYER) -> Decoder:
+    return _target(quantization, nudged_from)
+
+
 @functools.cache
-def target(quantization: str) -> Decoder:
-    return _decoder(tensors(), quantization)
+def _target(quantization: str, nudged_from: int) -> Decoder:
+    return _decoder(tensors(nudged_from), quantization)
 
 
 @functools.cache
@@ -88,7 +99,7 @@ def adapter(quantization: str) -> BlockAdapter:
     )
 
 
-def make_drafter(name: str, quantization: str, cache: KvCache) -> Drafter:
+def make_drafter(name: str, quantization: str, cache: KvCache, nudged_from: int = EXIT_LAYER) -> Drafter:
     if name == "ngram":
         return NgramDrafter(1, 4)
     if name == "draft_model":
@@ -104,8 +115,12 @@ def make_drafter(name: str, quantization: str, cache: KvCache) -> Drafter:
     if name == "own_draft":
         model = target(quantization)
         return DraftModelDrafter(model, model.new_cache(8, CAPACITY, 8 * CAPACITY), max_model_len=CAPACITY)
+    if name.startswith("eagle3"):
+        head = tiny_head.head(quantization)
+        own_cache = head.new_cache(8, CAPACITY, 8 * CAPACITY)
+        return Eagle3Drafter(head, own_cache, tree_width=3 if name.endswith("tree") else 1)
     chosen = adapter(quantization) if name == "adapter" else None
-    return EarlyExitDrafter(target(quantization), cache, exit_layer=EXIT_LAYER, adapter=chosen)
+    return EarlyExitDrafter(target(quantization, nudged_from), cache, exit_layer=EXIT_LAYER, adapter=chosen)
 
 
 def make_engine(
@@ -117,17 +132,20 @@ def make_engine(
     max_rows: int = 8 * CAPACITY,
     prefixes: bool = True,
     controller: Controller | None = None,
+    verification: str = "coupled",
+    nudged_from: int = EXIT_LAYER,
 ) -> Engine:
-    model = target(quantization)
+    model = target(quantization, nudged_from)
     cache = model.new_cache(8, CAPACITY, max_rows)
     return Engine(
         model,
         cache,
-        {name: make_drafter(name, quantization, cache) for name in names},
+        {name: make_drafter(name, quantization, cache, nudged_from) for name in names},
         vocabulary=IdVocabulary(model.vocab_size),
         eos_ids=(),
         max_model_len=CAPACITY,
         num_speculative_tokens={name: k for name in names},
+        verification={name: verification for name in names},
         max_num_batched_tokens=rows,
         enable_prefix_caching=prefixes,
         controller=controller,

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 import outpace.engine.prefixes as prefixes_module
+from outpace.common_length import common_length
 from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.ngram import NgramDrafter
 from outpace.engine.engine import Engine
-from outpace.engine.prefixes import SHORTEST, WORTH_WAITING, common_length
+from outpace.engine.prefixes import SHORTEST, WORTH_WAITING
 from outpace.errors import OutpaceError
 from outpace.params import SpeculationParams
 from outpace.protocols import Cache, Drafter, DrafterNeeds

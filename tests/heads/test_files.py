@@ -280,6 +280,13 @@ def test_a_full_disk_leaves_the_old_head(tmp_path: Path, step: str, monkeypatch:
     assert [each.name for each in tmp_path.iterdir()] == ["head"]
 
 
+def test_files_may_be_read_by_whoever_may_read_others(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    for file in saved(tmp_path / "head").iterdir():
+        assert file.stat().st_mode == plain.stat().st_mode
+
+
 def test_tensors_that_share_memory_are_written(tmp_path: Path) -> None:
     config = tiny_config(V)
     tensors = tiny_tensors(config)

@@ -72,6 +72,14 @@ def test_early_exit_is_refused_before_weights_are_loaded(tmp_path: Path) -> None
     assert heard == []
 
 
+def test_a_head_on_its_states_is_refused_before_weights_are_loaded(tmp_path: Path) -> None:
+    folder, heard = write_model(tmp_path / "gpt2", "gpt2"), []
+    head = {"method": "eagle3", "model": "some/head"}
+    with pytest.raises(UnsupportedModel, match=r"eagle3' is not possible with gpt2.*states cannot be had"):
+        LLM(str(folder), head, progress=lambda what, *_: heard.append(what), **OPTIONS)
+    assert heard == []
+
+
 @pytest.mark.parametrize("kind", ["rwkv", "mamba", "lfm2", "bloom"])
 def test_refused_from_its_config_or_its_forward(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=f"{kind} is not possible"):

@@ -122,18 +122,6 @@ def teacher_forced(kind: EarlyExit, world: World, windows: Windows, chain: int) 
     return tally
 
 
-def test_norms_are_turned_down_where_a_layer_is_loudly_wrong(world: World) -> None:
-    batch = world.batch(random_windows(2, 20, 200), EXIT)
-    kind = EarlyExit(world.material, [EXIT])
-    norm = kind.module.get_parameter(f"exit_{EXIT}.norm.weight")
-    with torch.no_grad():
-        norm.mul_(20)
-    before, loud = kind.loss(batch).value.item(), norm.detach().clone()
-    kind.settle(batch)
-    assert kind.loss(batch).value.item() < 0.5 * before
-    assert torch.equal(norm.detach(), loud * 0.12)
-
-
 def train_a_little(kind: EarlyExit, world: World, windows: Windows, steps: int) -> list[float]:
     optimiser = torch.optim.AdamW(kind.module.parameters(), lr=3e-3)
     falling = torch.optim.lr_scheduler.LinearLR(optimiser, 1, 0, steps)

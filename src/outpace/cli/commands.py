@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 import outpace
-from outpace.cli import chat, demo, doctor, generate, train
+from outpace.cli import chat, demo, doctor, export, generate, train
 from outpace.cli.backend import Backend
 from outpace.cli.options import (
     Parser,
@@ -20,7 +20,7 @@ from outpace.errors import BadInput
 
 __all__ = ["run_command"]
 
-_COMMANDS = ("generate", "chat", "demo", "doctor", "serve", "train")
+_COMMANDS = ("generate", "chat", "demo", "doctor", "export", "serve", "train")
 _MODEL_DEFAULTS = "What is left out follows the model's generation config, else temperature 0 and at most 512 tokens."
 _DEMO_DEFAULTS = "Temperature 0, seed 0 and each task's own length, unless given."
 
@@ -97,11 +97,16 @@ def _parser() -> Parser:
     add_engine_options(command, doctor.DEFAULTS, only=doctor.OPTIONS)
     add_output_options(command, "print one JSON object with all that was found and nothing else", only_json=True)
     train.add_commands(_command(commands, "train", "train a drafter for a model, on this machine", None))
+
+    command = _command(commands, "export", "write an EAGLE-3 head as another engine reads it", export.run)
+    export.add_arguments(command)
     commands.add_parser("serve", help="serve a model over OpenAI's HTTP interface")
     return parser
 
 
 def _command(commands, name: str, text: str, run) -> Parser:  # type: ignore[no-untyped-def]
-    parser: Parser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
+    parser: Parser = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+    )
     parser.set_defaults(run=run)
     return parser

@@ -88,8 +88,8 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--speculative-model",
         metavar="WHAT",
-        help="auto, suffix, ngram, self or self:E (first E layers of the model), none, or a draft model: "
-        "hub id, folder, GGUF file or alias (default: auto)",
+        help="auto, suffix, ngram, self or self:E (first E layers of the model), none, or a draft model or EAGLE-3 "
+        "head: hub id, folder, GGUF file or alias (default: auto)",
     )
     which.add_argument(
         "--speculative-config",

@@ -28,6 +28,8 @@ _SOURCES = ("prompts", "text", "records")
 _KEPT_ON_RESUME = ("model", "threads")
 _ABOUT = {
     "early-exit": "train a small network that drafts behind the model's first layers",
+    "eagle3": "train an EAGLE-3 head, one layer that drafts from the model's inner states",
+    "draft": "train a small model that drafts, made of some of the model's layers",
 }
 _PRESET = "small"
 
@@ -74,6 +76,42 @@ def _add_kind_options(parser: Parser, kind: str) -> None:
             type=int,
             metavar="N",
             help="layer of the model that the network begins as (default: the last)",
+        )
+
+    if kind == "eagle3":
+        group.add_argument("--unroll", type=int, metavar="N", help="tokens drafted in training (default: 4)")
+        group.add_argument(
+            "--draft-vocab",
+            type=int,
+            metavar="N",
+            help="tokens it can guess, the most frequent ones of the data (default: 8192)",
+        )
+        group.add_argument(
+            "--train-head",
+            action="store_true",
+            default=None,
+            help="train its output head too (default: it is made of the model's own rows, and not stored)",
+        )
+        group.add_argument(
+            "--decay",
+            type=float,
+            metavar="X",
+            help="weight of a token against the one before it (default: 0.8)",
+        )
+
+    if kind == "draft":
+        group.add_argument("--layers", type=int, metavar="N", help="layers it has (default: a quarter of the model's)")
+        group.add_argument(
+            "--from-scratch",
+            action="store_true",
+            default=None,
+            help="begin with new layers (default: with those of the model at even distances)",
+        )
+        group.add_argument(
+            "--train-embedding",
+            action="store_true",
+            default=None,
+            help="train embedding and output head too (default: they stay the model's)",
         )
 
 
@@ -181,7 +219,11 @@ def _new_plan(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _kind_options(kind: str) -> tuple[str, ...]:
-    return {"early-exit": ("exit_layers", "init_layer")}[kind]
+    return {
+        "early-exit": ("exit_layers", "init_layer"),
+        "draft": ("layers", "from_scratch", "train_embedding"),
+        "eagle3": ("unroll", "draft_vocab", "train_head", "decay"),
+    }[kind]
 
 
 def _refuse_with_resume(arguments: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from outpace.engine.scheduler import Turn
-from outpace.types import Draft, Pack, Segment
+from outpace.types import Draft, Pack, Resume, Segment
 
 __all__ = ["Block", "build_pack"]
 
@@ -45,7 +45,8 @@ def build_pack(turns: Sequence[Turn], drafts: Sequence[Draft], aux_layers: tuple
 
     A draft token's row goes to the slot behind the one before it; its position is its depth in the draft.
 
-    Kept states are used only where they join at one layer; another layer's rows are simply computed again.
+    Kept states are used only where they join at one layer, and only where no states below it are wanted, which such
+    rows do not have; others are simply computed again.
     """
     ids: list[int] = []
     positions: list[int] = []
@@ -71,7 +72,7 @@ def build_pack(turns: Sequence[Turn], drafts: Sequence[Draft], aux_layers: tuple
         logits_rows += [begin + position - start for position in prompt_rows]
         logits_rows += choice_rows
         resume = draft.resume
-        if resume is not None and turn.num_tokens == 1 and resume_layer in (0, resume.layer):
+        if resume is not None and turn.num_tokens == 1 and _joins(resume, resume_layer, aux_layers):
             resume_layer = resume.layer
             resume_rows += range(begin, begin + resume.hidden.shape[0])
             resume_hidden.append(resume.hidden)
@@ -96,6 +97,11 @@ def build_pack(turns: Sequence[Turn], drafts: Sequence[Draft], aux_layers: tuple
         resume_hidden=torch.cat(resume_hidden) if resume_hidden else None,
     )
     return pack, blocks
+
+
+def _joins(resume: Resume, resume_layer: int, aux_layers: tuple[int, ...]) -> bool:
+    """Whether kept states can be used beside others that join at `resume_layer` (0: there are none)."""
+    return resume_layer in (0, resume.layer) and all(layer >= resume.layer for layer in aux_layers)
 
 
 def _segment(lane: int, begin: int, start: int, num_tokens: int, draft: Draft) -> Segment:

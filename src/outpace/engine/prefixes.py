@@ -15,10 +15,11 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from outpace.common_length import common_length
 from outpace.engine.request import Request
 from outpace.protocols import Cache
 
-__all__ = ["SHORTEST", "WORTH_WAITING", "Match", "Prefixes", "common_length"]
+__all__ = ["SHORTEST", "WORTH_WAITING", "Match", "Prefixes"]
 
 SHORTEST = 4
 """Fewest tokens to reuse: copying some rows costs about as much as computing a few, and every text begins with BOS."""
@@ -26,8 +27,6 @@ WORTH_WAITING = 64
 """Rows, about to be computed by somebody else, for whose sake a request waits instead of computing them as well."""
 _SHRINK = 128
 """Fewest rows given up at a time, since each time costs some calls a layer."""
-_COMPARED = 256
-"""Tokens compared in one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +216,3 @@ class Prefixes:
 
 def _loses_little(match: Match) -> bool:
     return match.num_lost is not None and match.num_lost < SHORTEST
-
-
-def common_length(first: Sequence[int], second: Sequence[int], most: int) -> int:
-    """How many tokens two texts have in common at their beginning, `most` at most."""
-    most = min(most, len(first), len(second))
-    begin = 0
-    while begin < most and first[begin : begin + _COMPARED] == second[begin : begin + _COMPARED]:
-        begin += _COMPARED
-    while begin < most and first[begin] == second[begin]:
-        begin += 1
-    return min(begin, most)

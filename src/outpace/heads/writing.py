@@ -77,6 +77,7 @@ def write_folder(folder: Path, keys: Mapping[str, Any], tensors: Mapping[str, to
         # Copies: the format refuses tensors that share memory, as a module's may.
         own = {name: each.detach().to("cpu").contiguous().clone() for name, each in tensors.items()}
         save_file(own, new / _FILES[1], {"format": "pt"})
+        (new / _FILES[1]).chmod(0o666 & ~_umask())  # safetensors lets the owner alone read
         for name in _FILES:
             _flush(new / name)
         _put_in_place(new, folder)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from outpace.kv.attention import AttentionPlan, attend
 from outpace.kv.cache import KvCache
-from outpace.models.config import DecoderConfig
+from outpace.models.config import DecoderConfig, ReadsPairs
 from outpace.models.linear import pack_linear
 from outpace.models.rope import interleaved
 from outpace.models.weights import WeightSource
@@ -63,15 +63,27 @@ class Block:
         weights: where its tensors are.
         prefix: what their names begin with, as "model.layers.0.".
         quantization: "int8" or "none".
+        pairs: it reads pairs; see `stack.load_layers`.
     """
 
-    def __init__(self, config: DecoderConfig, weights: WeightSource, prefix: str, quantization: str) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: WeightSource,
+        prefix: str,
+        quantization: str,
+        pairs: ReadsPairs | None = None,
+    ) -> None:
+        self._pairs = pairs
         self._head_dim = config.head_dim
         self._num_heads = config.num_heads
         self._turned = config.num_heads + config.num_kv_heads  # heads the rotary embedding turns: query, then key
         self._wide = config.intermediate_size
         self._qk_norm = _load_qk_norm(config, weights, prefix) if config.qk_norm else None
         self._input_norm = RmsNorm(weights.get(f"{prefix}input_layernorm.weight"), config.rms_norm_eps)
+        self._stream_norm = (
+            None if pairs is None else RmsNorm(weights.get(f"{prefix}hidden_norm.weight"), config.rms_norm_eps)
+        )
         self._mlp_norm = RmsNorm(weights.get(f"{prefix}post_attention_layernorm.weight"), config.rms_norm_eps)
         self._qkv = pack_linear(
             _fuse_qkv(config, weights, f"{prefix}self_attn.", "weight"),
@@ -96,6 +108,7 @@ class Block:
         self.description = self._qkv.describe()
         parts = (self._qkv, self._out, self._gate_up, self._down, self._input_norm, self._mlp_norm)
         self.weight_bytes = sum(part.weight_bytes for part in parts)
+        self.weight_bytes += 0 if self._stream_norm is None else self._stream_norm.weight_bytes
 
     def __call__(
         self,
@@ -105,6 +118,7 @@ class Block:
         cache: KvCache,
         layer: int,
         keep: torch.Tensor | None = None,
+        beside: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs the block and writes its keys and values to the cache.
 
@@ -115,11 +129,13 @@ class Block:
             cache: where keys and values live.
             layer: the cache's layer to use.
             keep: [N] int64 rows whose result is wanted; all are written to the cache. None is all.
+            beside: [R, H] what a block that reads pairs reads beside the stream; None for others.
 
         Returns:
             [R, H], or [N, H] with `keep`.
         """
-        query, key, value = self._heads(self._qkv(self._input_norm(hidden)), rope)
+        read, hidden = self._read(hidden, beside)
+        query, key, value = self._heads(self._qkv(read), rope)
         mixed = attend(plan, cache, layer, query, key, value)
         if keep is not None:
             if not len(keep):
@@ -127,6 +143,14 @@ class Block:
             hidden, mixed = hidden.index_select(0, keep), mixed.index_select(0, keep)
         hidden = self._out.add_to(hidden, mixed)
         return self._down.add_to(hidden, _gated(self._gate_up(self._mlp_norm(hidden)), self._wide))
+
+    def _read(self, hidden: torch.Tensor, beside: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What attention reads, and the stream that its result is added to."""
+        if self._pairs is None or self._stream_norm is None or beside is None:
+            assert self._pairs is None and beside is None, "blocks that read pairs get them, and no others"
+            return self._input_norm(hidden), hidden
+        normed = self._stream_norm(hidden)
+        return torch.cat((self._input_norm(beside), normed), -1), normed if self._pairs.adds_to_normed else hidden
 
     def _heads(self, qkv: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[R, all heads * D] -> scaled and turned query [R, heads, D], turned key, value [R, kv heads, D]."""

@@ -13,7 +13,15 @@ from typing import Any
 
 from outpace.errors import CheckpointError, UnsupportedModel
 
-__all__ = ["SUPPORTED_ROPE_TYPES", "SUPPORTED_TYPES", "DecoderConfig", "RopeConfig", "expected_tensors", "is_redundant"]
+__all__ = [
+    "SUPPORTED_ROPE_TYPES",
+    "SUPPORTED_TYPES",
+    "DecoderConfig",
+    "ReadsPairs",
+    "RopeConfig",
+    "expected_tensors",
+    "is_redundant",
+]
 
 SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of the architectures the lean decoder runs (SmolLM and SmolLM2 are llama)."""
@@ -158,6 +166,19 @@ class DecoderConfig:
         )
         _check_heads(result)
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class ReadsPairs:
+    """Of layers whose attention reads two rows side by side: norms of the stream and of what comes beside it.
+
+    Their query, key and value projections have twice the inputs, and `hidden_norm.weight` [H] is the stream's norm.
+
+    Args:
+        adds_to_normed: what the layer finds is added to the stream behind its norm; otherwise to the stream itself.
+    """
+
+    adds_to_normed: bool = False
 
 
 def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from outpace.kv.cache import KvCache
-from outpace.models.config import DecoderConfig
+from outpace.models.config import DecoderConfig, ReadsPairs
 from outpace.models.native.layers import NativeEmbedding, NativeHead, NativeLayers
 from outpace.models.precision import Precision
 from outpace.models.torch_layers import TorchEmbedding, TorchHead, TorchLayers
@@ -41,6 +41,7 @@ class LayerStack(Protocol):
         cache: KvCache,
         aux: dict[int, torch.Tensor],
         keep: torch.Tensor | None,
+        beside: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs layers [begin, end) and writes their cache rows.
 
@@ -54,6 +55,7 @@ class LayerStack(Protocol):
             aux: for each of its keys in [begin, end] the value becomes the [R, H] states entering that layer.
             keep: [N] int64 rows, ascending, whose result is wanted; all are written to the cache. None is all, which
                 it must be where `aux` asks for the states entering layer `end`.
+            beside: [R, H] float32, what layers that read pairs read beside the stream; None for others.
 
         Returns:
             [R, H] states entering layer `end`, or [N, H] with `keep`.
@@ -106,10 +108,14 @@ def load_layers(
     prefixes: Sequence[str],
     precision: Precision,
     progress: Callable[[], None],
+    pairs: ReadsPairs | None = None,
 ) -> LayerStack:
-    """Layers from the tensors under these prefixes, on the kernels that the precision names."""
+    """Layers from the tensors under these prefixes, on the kernels that the precision names.
+
+    With `pairs` they read what `LayerStack.run` gets `beside`, and need it.
+    """
     kind = NativeLayers if precision.kernels == "native" else TorchLayers
-    return kind(config, weights, prefixes, precision, progress)
+    return kind(config, weights, prefixes, precision, progress, pairs)
 
 
 def load_stack(

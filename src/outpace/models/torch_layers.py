@@ -9,7 +9,7 @@ import torch
 from outpace.kv.attention import AttentionPlan
 from outpace.kv.cache import KvCache
 from outpace.models.blocks import Block, RmsNorm
-from outpace.models.config import DecoderConfig
+from outpace.models.config import DecoderConfig, ReadsPairs
 from outpace.models.linear import Linear, pack_linear
 from outpace.models.precision import Precision
 from outpace.models.weights import WeightSource
@@ -27,6 +27,7 @@ class TorchLayers:
         prefixes: what the tensors of each layer begin with, as "model.layers.0.".
         precision: of the matrices.
         progress: called after each layer.
+        pairs: the layers read pairs; see `stack.load_layers`.
     """
 
     def __init__(
@@ -36,12 +37,13 @@ class TorchLayers:
         prefixes: Sequence[str],
         precision: Precision,
         progress: Callable[[], None],
+        pairs: ReadsPairs | None = None,
     ) -> None:
         self.row_by_row = False  # attention of every row on its own: slow, and row-independent on any machine
         self._config = config
         self.blocks: list[Block] = []
         for prefix in prefixes:
-            self.blocks.append(Block(config, weights, prefix, precision.quantization))
+            self.blocks.append(Block(config, weights, prefix, precision.quantization, pairs))
             progress()
 
     @property
@@ -61,6 +63,7 @@ class TorchLayers:
         cache: KvCache,
         aux: dict[int, torch.Tensor],
         keep: torch.Tensor | None,
+        beside: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `stack.LayerStack.run`."""
         plans = self._plans(segments, begin, end)
@@ -68,7 +71,7 @@ class TorchLayers:
             if layer in aux:
                 aux[layer] = hidden
             rows = keep if layer == end - 1 else None
-            hidden = self.blocks[layer](hidden, rope, plans[self._config.windows[layer]], cache, layer, rows)
+            hidden = self.blocks[layer](hidden, rope, plans[self._config.windows[layer]], cache, layer, rows, beside)
         if end in aux:
             aux[end] = hidden
         return hidden if keep is None or begin < end else hidden[keep]

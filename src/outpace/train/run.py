@@ -25,6 +25,8 @@ from outpace.train.data.prepare import DataPlan, Tools, prepare_data
 from outpace.train.data.shards import TrainingData, read_data
 from outpace.train.identity import Identity
 from outpace.train.kinds.base import Kind, Material
+from outpace.train.kinds.draft import Draft, DraftOptions, chosen_layers
+from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, draft_vocabulary
 from outpace.train.kinds.early_exit import EarlyExit, check_layers
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 from outpace.train.states import StoredStates, stored_bytes
@@ -232,12 +234,25 @@ def _states(
 
 def _check_options(plan: Plan, shape: DecoderConfig) -> None:
     """Refuses what is not possible with this model, before data is made, which takes long."""
-    check_layers(shape, plan.options.get("exit_layers") or [_default_exit(shape)], plan.options.get("init_layer"))
+    options = plan.options
+    if plan.kind == "eagle3":
+        Eagle3Options(**options)
+        aux_layers(shape.num_layers)
+    elif plan.kind == "draft":
+        chosen_layers(DraftOptions(**options), shape.num_layers)
+    else:
+        check_layers(shape, options.get("exit_layers") or [_default_exit(shape)], options.get("init_layer"))
 
 
 def _make_kind(plan: Plan, material: Material, data: TrainingData) -> Kind:
     torch.manual_seed(plan.train.seed)
     options = plan.options
+    if plan.kind == "eagle3":
+        wanted = Eagle3Options(**options)
+        ids = draft_vocabulary(data.train, wanted.draft_vocab, material.vocab_size, material.files.eos_ids)
+        return Eagle3(material, ids, wanted)
+    if plan.kind == "draft":
+        return Draft(material, DraftOptions(**options))
     exits = options.get("exit_layers") or [_default_exit(material.shape)]
     return EarlyExit(material, exits, options.get("init_layer"))
 

@@ -133,7 +133,7 @@ class Preset:
 PRESETS: Mapping[str, Preset] = {
     "tiny": Preset(
         "minutes: shows that it works",
-        {"steps": 60, "batch_windows": 2, "lr": 1e-3, "warmup": 5, "eval_every": 15, "eval_windows": 6},
+        {"steps": 50, "batch_windows": 2, "lr": 1e-3, "warmup": 5, "eval_every": 10, "eval_windows": 6},
         {"window": 256, "max_prompts": 48, "max_tokens": 96, "max_text_tokens": 24_000},
     ),
     "small": Preset(

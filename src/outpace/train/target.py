@@ -86,6 +86,10 @@ class Target:
         self.seconds += time.perf_counter() - begun
         return logits
 
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """[B, W] int64 -> [B, W, H] float32 embeddings, to be used in gradients but not with one."""
+        return self.model.embed(ids.flatten()).clone().view(*ids.shape, -1)
+
     def _run(self, window: Windows, wanted: Sequence[int]) -> dict[int, torch.Tensor]:
         """{layer: [n, H]} of the n tokens of one window that are not filling."""
         pieces = window.pieces[0]

@@ -180,10 +180,6 @@ class Trainer:
     def _loop(self, interrupt: Interrupt) -> Ending:
         settings = self._settings
         if self._best["step"] < 0:
-            which = torch.arange(
-                min(len(self._sources.data.train), settings.batch_windows), dtype=torch.int64, device="cpu"
-            )
-            self._kind.settle(self._batch(self._sources.data.train, self._sources.train, which))
             self._measure()
             self._save()
         while self._step < settings.steps:

@@ -93,6 +93,19 @@ static void norm_rows(const Inputs *rows, const float *hidden, const float *weig
     }
 }
 
+/* What enters a layer that reads pairs: input_norm of what lies beside, stream_norm of the stream. */
+static void join_rows(const Run *run, const Layer *layer, int formats, Member *member) {
+    const Inputs *rows = &run->joined;
+    int width = run->shape->hidden;
+    TASKS(row, member, rows->count) {
+        float *values = rows->values + (size_t)row * rows->padded, *stream = run->hidden + (size_t)row * width;
+        normalise(run->beside + (size_t)row * width, layer->input_norm, width, run->shape->epsilon, values);
+        normalise(stream, layer->stream_norm, width, run->shape->epsilon, values + width);
+        if (layer->adds_to_normed) memcpy(stream, values + width, width * sizeof(float));
+        quantise(rows, row, 0, rows->groups, formats);
+    }
+}
+
 typedef struct {
     const Matrix *matrix;
     float *result;
@@ -152,14 +165,19 @@ static void run_layer(Run *run, int number, Member *member) {
     const Shape *shape = run->shape;
     int dim = shape->head_dim;
     int entering = formats_of(&layer->query, &layer->key, &layer->value);
-    norm_rows(&run->normed, run->hidden, layer->input_norm, shape->hidden, shape->epsilon, entering, member);
+    const Inputs *read = run->beside ? &run->joined : &run->normed;
+    if (run->beside) {
+        join_rows(run, layer, entering, member);
+    } else {
+        norm_rows(&run->normed, run->hidden, layer->input_norm, shape->hidden, shape->epsilon, entering, member);
+    }
     meet(member);
     Product heads[] = {
         {&layer->query, run->query, shape->heads * dim},
         {&layer->key, run->key, shape->kv_heads * dim},
         {&layer->value, run->value, shape->kv_heads * dim},
     };
-    multiply(heads, 3, &run->normed, 0, member);
+    multiply(heads, 3, read, 0, member);
     meet(member);
     place_rows(run, number, member);
     meet(member);
@@ -240,6 +258,7 @@ static void clear_padding(float *values, int rows, int width, int padded) {
 static void lay_out(Run *run, Arena *arena) {
     const Shape *shape = run->shape;
     size_t rows = run->rows;
+    run->joined = take_inputs(arena, run->beside ? run->rows : 0, 2 * shape->hidden);
     run->normed = take_inputs(arena, run->rows, shape->hidden);
     run->mixed = take_inputs(arena, run->rows, shape->heads * shape->head_dim);
     run->gated = take_inputs(arena, run->rows, shape->wide);
@@ -277,6 +296,7 @@ int run_layers(Run *run) {
     arena = (Arena){memory, 0};
     lay_out(run, &arena);
     const Shape *shape = run->shape;
+    clear_padding(run->joined.values, run->joined.count, 2 * shape->hidden, run->joined.padded);
     clear_padding(run->normed.values, run->rows, shape->hidden, run->normed.padded);
     clear_padding(run->mixed.values, run->rows, shape->heads * shape->head_dim, run->mixed.padded);
     clear_padding(run->gated.values, run->rows, shape->wide, run->gated.padded);

@@ -13,8 +13,10 @@ typedef struct {
 typedef struct {
     const float *input_norm, *mlp_norm;   /* [hidden] */
     const float *query_norm, *key_norm;   /* [head_dim], or NULL */
+    const float *stream_norm;             /* [hidden], of a layer that reads pairs (below), or NULL */
     Matrix query, key, value, out, gate, up, down;
     int32_t window; /* slots a row sees at most, itself included; 0 for all */
+    int32_t adds_to_normed; /* a layer that reads pairs adds to the stream behind its norm, not to the stream itself */
 } Layer;
 
 /* Rows [begin, end) of the pack belong to one request, in slots from first_slot on of its lane.
@@ -36,12 +38,14 @@ typedef struct {
     const float *turns;         /* [rows, head_dim / 2, 2]: cosine and sine of each position's rotations */
     const Segment *segment;
     float *const *keys, *const *values; /* a layer's cache each: [lanes * kv_heads, capacity, head_dim] */
+    const float *beside;        /* [rows, hidden]: layers that read pairs get norms of these and of the stream, side by
+                                   side; their query, key and value have twice the inputs. NULL for others */
     float *const *entering;     /* [layers + 1]: where to copy the states entering a layer, or NULL; NULL for none */
     const int64_t *keep;        /* rows of which the last layer's result is wanted, or NULL for all */
     int32_t kept;               /* how many; their states are then hidden [0, kept) */
 
     /* Scratch, set up by run_layers. */
-    Inputs normed, mixed, gated;
+    Inputs joined, normed, mixed, gated;
     float *query, *key, *value, *up;
 } Run;
 

@@ -11,7 +11,7 @@ import torch
 
 from outpace.errors import OutOfMemory
 from outpace.kv.cache import KvCache
-from outpace.models.config import DecoderConfig
+from outpace.models.config import DecoderConfig, ReadsPairs
 from outpace.models.native.library import library
 from outpace.models.native.matrix import PackedMatrices, Stored, bits_of, format_of
 from outpace.models.native.pointers import address_of
@@ -49,6 +49,7 @@ class NativeLayers:
         prefixes: what the tensors of each layer begin with, as "model.layers.0.".
         precision: of the matrices.
         progress: called after each layer.
+        pairs: the layers read pairs; see `stack.load_layers`.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class NativeLayers:
         prefixes: Sequence[str],
         precision: Precision,
         progress: Callable[[], None],
+        pairs: ReadsPairs | None = None,
     ) -> None:
         self._config = config
+        self._pairs = pairs
         self._shape = ShapeStruct(
             hidden=config.hidden_size,
             heads=config.num_heads,
@@ -100,6 +103,9 @@ class NativeLayers:
         if config.qk_norm:
             layer.query_norm = self._vector(weights, f"{prefix}self_attn.q_norm.weight", config.head_dim)
             layer.key_norm = self._vector(weights, f"{prefix}self_attn.k_norm.weight", config.head_dim)
+        if self._pairs is not None:
+            layer.stream_norm = self._vector(weights, f"{prefix}hidden_norm.weight", config.hidden_size)
+            layer.adds_to_normed = self._pairs.adds_to_normed
         layer.window = window or 0
 
     def _vector(self, weights: WeightSource, name: str, size: int) -> int:
@@ -122,6 +128,7 @@ class NativeLayers:
         cache: KvCache,
         aux: dict[int, torch.Tensor],
         keep: torch.Tensor | None,
+        beside: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `stack.LayerStack.run`.
 
@@ -153,6 +160,10 @@ class NativeLayers:
             keys=ctypes.addressof(pools.keys),
             values=ctypes.addressof(pools.values),
         )
+        assert (beside is None) == (self._pairs is None), "layers that read pairs get them, and no others"
+        if beside is not None:
+            beside = beside.contiguous()
+            run.beside = address_of(beside, torch.float32, (rows, self._shape.hidden))
         copies = {layer: torch.empty_like(hidden) for layer in aux if begin <= layer <= end}
         entering = (ctypes.c_void_p * (len(self._layers) + 1))() if copies else None
         if entering is not None:

@@ -94,6 +94,7 @@ class LayerStruct(ctypes.Structure):
         ("mlp_norm", c_void_p),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
+        ("stream_norm", c_void_p),
         ("query", MatrixStruct),
         ("key", MatrixStruct),
         ("value", MatrixStruct),
@@ -102,6 +103,7 @@ class LayerStruct(ctypes.Structure):
         ("up", MatrixStruct),
         ("down", MatrixStruct),
         ("window", c_int32),
+        ("adds_to_normed", c_int32),
     ]
 
 
@@ -157,9 +159,11 @@ class RunStruct(ctypes.Structure):
         ("segment", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("beside", c_void_p),
         ("entering", c_void_p),
         ("keep", c_void_p),
         ("kept", c_int32),
+        ("joined", InputsStruct),
         ("normed", InputsStruct),
         ("mixed", InputsStruct),
         ("gated", InputsStruct),

@@ -75,10 +75,6 @@ class Kind(Protocol):
         """What has to be the same for a checkpoint to fit, JSON-able."""
         ...
 
-    def settle(self, batch: Batch) -> None:
-        """Called once, before the first step: sets what can be set by looking at a batch."""
-        ...
-
     def loss(self, batch: Batch) -> Loss:
         """The mean over the rows that count."""
         ...

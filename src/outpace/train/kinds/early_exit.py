@@ -30,10 +30,6 @@ from outpace.train.writing import make_folder, write_bytes, write_json
 __all__ = ["EarlyExit", "ExitBlock", "check_layers"]
 
 
-_LOUDNESS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12)
-"""Factors of the final norm's weight that are tried."""
-
-
 class ExitBlock(nn.Module):
     """What `models.adapter.BlockAdapter` serves, with tensors of the same names."""
 
@@ -93,21 +89,6 @@ class EarlyExit:
 
     def describe(self) -> Mapping[str, Any]:
         return {"kind": "early-exit", "exits": list(self._exits), "init_layer": self._init}
-
-    @torch.no_grad()
-    def settle(self, batch: Batch) -> None:
-        """Chooses how loud the norms speak.
-
-        A layer that was made for other states says wrong things with great confidence under the model's own norm, and
-        the first hundred steps would go into turning it down.
-        """
-        rows = batch.windows.counted.flatten().nonzero().squeeze(1)
-        teacher = WholeTeacher(batch, rows, shared=True)
-        for layer, out in self._run(batch, rows).items():
-            losses = {
-                scale: float(head_loss("kl", out * scale, self._head, teacher).loss) for scale in _LOUDNESS if len(rows)
-            }
-            self._blocks[layer].norm.weight.mul_(min(losses, key=losses.__getitem__, default=1.0))
 
     def loss(self, batch: Batch) -> Loss:
         rows = batch.windows.counted.flatten().nonzero().squeeze(1)

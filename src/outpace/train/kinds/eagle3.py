@@ -1,0 +1,243 @@
+"""EAGLE-3 heads: one layer that reads the target's states and drafts token after token (`models.eagle3_config`).
+
+What is written runs here and, taken over with `outpace export`, in vLLM and SGLang: one layer of the Llama shape
+without biases, no norm before the residual, three states of the target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from outpace.errors import InvalidParameter
+from outpace.heads import Eagle3Config, Verifier, default_aux_layers, offsets_of, save_eagle3
+from outpace.models.config import DecoderConfig
+from outpace.train.acceptance import Chains
+from outpace.train.data.packing import Windows
+from outpace.train.kinds.base import Loss, Material, follows, head_weight
+from outpace.train.losses import HeadLoss, head_loss
+from outpace.train.modules.eagle3 import Eagle3Head
+from outpace.train.target import Batch
+from outpace.train.teacher import SubsetTeacher
+
+__all__ = ["Eagle3", "Eagle3Options", "aux_layers", "draft_vocabulary"]
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Options:
+    """What only these heads take.
+
+    Args:
+        unroll: steps a chain is drafted in training.
+        draft_vocab: tokens it can guess; no more than there are.
+        train_head: its output head learns too; otherwise it is made of the target's rows and not stored.
+        decay: weight of a step in the loss, against the one before it.
+    """
+
+    unroll: int = 4
+    draft_vocab: int = 8192
+    train_head: bool = False
+    decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.unroll <= 16:
+            raise InvalidParameter(f"unroll={self.unroll} is not possible: it must be in 1 to 16")
+        if self.draft_vocab < 2:
+            raise InvalidParameter(f"draft_vocab={self.draft_vocab} is not possible: it must be at least 2")
+        if not 0 < self.decay <= 1:
+            raise InvalidParameter(f"decay={self.decay} is not possible: above 0, at most 1")
+
+
+def aux_layers(num_layers: int) -> tuple[int, int, int]:
+    """Layers of the target whose entering states a head reads: the usual ones, or others if those are not three.
+
+    Raises:
+        InvalidParameter: the target has too few layers.
+    """
+    low, middle, high = default_aux_layers(num_layers)
+    if low < middle < high:
+        return low, middle, high
+    if num_layers < 4:
+        raise InvalidParameter(f"an EAGLE-3 head reads three states, and needs a model of 4 layers, not {num_layers}")
+    return 1, num_layers // 2, num_layers - 1
+
+
+def draft_vocabulary(windows: Windows, size: int, vocab_size: int, always: frozenset[int]) -> torch.Tensor:
+    """The tokens that are said most often.
+
+    Args:
+        windows: texts; only tokens to be predicted are counted.
+        size: how many tokens are wanted.
+        vocab_size: ids there are.
+        always: ids that are in it however often they are said, as those that end an answer.
+
+    Returns:
+        [min(size, vocab_size)] int64 ids, ascending. Of tokens said equally often the lower ids.
+    """
+    counts = torch.bincount(windows.ids[windows.labels], minlength=vocab_size)[:vocab_size]
+    counts[[token for token in always if token < vocab_size]] = int(counts.sum()) + 1
+    order = torch.sort(counts, descending=True, stable=True).indices
+    return order[:size].sort().values
+
+
+class Eagle3:
+    """`Kind` of an EAGLE-3 head.
+
+    Args:
+        material: the target.
+        ids: [D] the draft vocabulary, ascending.
+        options: of these heads.
+
+    Raises:
+        InvalidParameter: the target has too few layers.
+    """
+
+    def __init__(self, material: Material, ids: torch.Tensor, options: Eagle3Options) -> None:
+        self._material, self._ids, self._options = material, ids, options
+        self._aux_layers = aux_layers(material.shape.num_layers)
+        self._layer = _layer_shape(material.shape)
+        rows = head_weight(material)[ids]
+        self._head = Eagle3Head(self._layer, material.shape.hidden_size, len(ids) if options.train_head else None)
+        self._shared_rows = None if options.train_head else rows
+        _initialise(self._head, material, rows)
+
+    @property
+    def module(self) -> nn.Module:
+        return self._head
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        return self._aux_layers
+
+    def describe(self) -> Mapping[str, Any]:
+        digest = hashlib.sha256(self._ids.numpy().tobytes()).hexdigest()
+        options = self._options
+        return {"kind": "eagle3", "unroll": options.unroll, "draft_vocab": len(self._ids), "draft_ids": digest,
+                "train_head": options.train_head, "decay": options.decay}  # fmt: skip
+
+    def loss(self, batch: Batch) -> Loss:
+        teacher, rows = self._teacher(batch)
+        found = [self._judge(teacher, rows, step, out) for step, out in enumerate(self._states(batch))]
+        weights = [self._options.decay**step for step in range(len(found))]
+        terms = [weight * item.loss for weight, item in zip(weights, found, strict=True)]
+        value = torch.stack(terms).sum() / sum(weights)
+        count = sum(len(item.alpha) for item in found)
+        alpha = sum(float(item.alpha.sum()) for item in found) / max(1, count)
+        agreement = sum(int(item.agrees.sum()) for item in found) / max(1, count)
+        return Loss(value, count, alpha, agreement)
+
+    @torch.no_grad()
+    def chains(self, batch: Batch) -> dict[str, Chains]:
+        teacher, rows = self._teacher(batch)
+        chain = self._material.chain
+        place = torch.full((batch.windows.ids.numel(),), -1, dtype=torch.int64, device="cpu")
+        place[rows] = torch.arange(len(rows), dtype=torch.int64, device="cpu")
+        agrees = torch.zeros(len(rows), chain, dtype=torch.bool, device="cpu")
+        alpha = torch.zeros(len(rows), chain, dtype=torch.float32, device="cpu")
+        exists = torch.zeros_like(agrees)
+        for step, out in enumerate(self._states(batch, chain)):
+            found = self._judge(teacher, rows, step, out)
+            at = place[_starts(rows, step)]
+            agrees[at, step], alpha[at, step], exists[at, step] = found.agrees, found.alpha, True
+        return {"eagle3": Chains(agrees, alpha, exists, follows(rows))}
+
+    def save(self, folder: Path) -> dict[str, str]:
+        material = self._material
+        config = Eagle3Config(
+            layer=self._layer,
+            target_hidden_size=material.shape.hidden_size,
+            draft_vocab_size=len(self._ids),
+            aux_layers=None if self._aux_layers == default_aux_layers(material.shape.num_layers) else self._aux_layers,
+            shares_target_head=not self._options.train_head,
+        )
+        tensors = dict(self._head.state_dict())
+        if config.is_pruned:
+            tensors["d2t"] = offsets_of(self._ids)
+        architectures = tuple(map(str, material.files.config.get("architectures") or ()))
+        save_eagle3(folder, config, tensors, verifier=Verifier(material.files.label, architectures))
+        return {"eagle3": json.dumps({"method": "eagle3", "model": str(folder)})}
+
+    def _rows(self) -> torch.Tensor:
+        """[D, H] the output head."""
+        if self._shared_rows is not None:
+            return self._shared_rows
+        assert self._head.lm_head is not None
+        return self._head.lm_head.weight
+
+    def _teacher(self, batch: Batch) -> tuple[SubsetTeacher, torch.Tensor]:
+        """The teacher, and rows [N] of the flattened batch a chain may be drafted behind: with a row before them."""
+        counted = batch.windows.counted
+        rows = (counted & ~batch.windows.starts).flatten().nonzero().squeeze(1)
+        return SubsetTeacher(batch, rows, self._ids), rows
+
+    def _states(self, batch: Batch, steps: int | None = None) -> list[torch.Tensor]:
+        """Of every step, [B, W, H] for the output head; row t guesses token t + 2 + step."""
+        windows = batch.windows
+        aux = torch.cat([batch.aux[layer] for layer in self._aux_layers], -1)
+        unrolling = self._head.begin(aux, windows.positions, windows.pieces)
+        embedded = batch.target.embed(windows.ids)
+        outs = []
+        for _ in range(steps or self._options.unroll):
+            # What is rolled around the end stands in rows that do not count.
+            embedded = embedded.roll(-1, 1)
+            outs.append(unrolling.step(embedded))
+        return outs
+
+    def _judge(self, teacher: SubsetTeacher, rows: torch.Tensor, step: int, out: torch.Tensor) -> HeadLoss:
+        """Token `step` of the chains that the text is long enough for. Behind row r it is guessed by row r - 1."""
+        starts = _starts(rows, step)
+        states = out.flatten(0, 1)[starts - 1]
+        return head_loss(self._material.loss, states, self._rows(), teacher.of(starts + step))
+
+
+def _starts(rows: torch.Tensor, step: int) -> torch.Tensor:
+    """Those rows behind which `step` more rows of the same text count; neighbours among `rows` are of one text."""
+    last = torch.arange(len(rows), dtype=torch.int64, device="cpu") + step
+    there = last < len(rows)
+    there[there.clone()] &= rows[last[there]] == rows[there] + step
+    return rows[there]
+
+
+def _layer_shape(shape: DecoderConfig) -> DecoderConfig:
+    """A layer that every engine for these heads can run."""
+    return replace(
+        shape,
+        model_type="llama",
+        num_layers=1,
+        windows=(None,),
+        tie_word_embeddings=False,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+    )
+
+
+@torch.no_grad()
+def _initialise(head: Eagle3Head, material: Material, rows: torch.Tensor) -> None:
+    """Begins as the target's last layer over the highest state; what reads embeddings begins as the first layer's."""
+    last, first = f"model.layers.{material.shape.num_layers - 1}.", "model.layers.0."
+    hidden = material.shape.hidden_size
+    head.fc.weight.zero_()
+    head.fc.weight[:, -hidden:] = torch.eye(hidden, dtype=torch.float32, device="cpu")
+    layer = head.midlayer
+    layer.input_layernorm.weight.copy_(material.weight(f"{first}input_layernorm.weight"))
+    layer.hidden_norm.weight.copy_(material.weight(f"{last}input_layernorm.weight"))
+    layer.post_attention_layernorm.weight.copy_(material.weight(f"{last}post_attention_layernorm.weight"))
+    for name in ("q_proj", "k_proj", "v_proj"):
+        weight = layer.self_attn.get_parameter(f"{name}.weight")
+        weight[:, :hidden] = material.weight(f"{first}self_attn.{name}.weight")
+        weight[:, hidden:] = material.weight(f"{last}self_attn.{name}.weight")
+    layer.self_attn.o_proj.weight.copy_(material.weight(f"{last}self_attn.o_proj.weight"))
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        layer.mlp.get_parameter(f"{name}.weight").copy_(material.weight(f"{last}mlp.{name}.weight"))
+    head.norm.weight.copy_(material.weight("model.norm.weight"))
+    if head.lm_head is not None:
+        head.lm_head.weight.copy_(rows)

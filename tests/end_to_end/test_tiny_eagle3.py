@@ -1,0 +1,134 @@
+"""Speculation with an EAGLE-3 head off = on over real layers, caches and kernels, whatever its head knows of a text."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outpace.engine.engine import Engine
+from outpace.engine.outputs import RequestOutput
+from outpace.params import SamplingParams
+from tests.engine.chaos import ChaosController
+from tests.engine.harness import GREEDY, HOT, WARM, Job, run
+
+from . import tiny
+from .test_tiny_models import NATIVE, TOKENS, TORCH, WAYS, jobs_for
+from .tiny_head import NUDGED_FROM
+
+make_engine = functools.partial(tiny.make_engine, nudged_from=NUDGED_FROM)
+
+
+@functools.cache
+def _plain(prompt: tuple[int, ...], params: SamplingParams, quantization: str, number: int) -> list[int]:
+    (result,) = run(make_engine((), quantization), [Job(list(prompt), params, number=number)])
+    return result.outputs[0].token_ids
+
+
+def plain(job: Job, quantization: str = "none") -> list[int]:
+    return _plain(tuple(job.prompt), job.params, quantization, job.number)
+
+
+def same_as_plain(engine: Engine, jobs: list[Job], quantization: str = "none") -> list[RequestOutput]:
+    results = run(engine, jobs)
+    for job, result in zip(jobs, results, strict=True):
+        assert result.outputs[0].token_ids == plain(job, quantization)
+    return results
+
+
+def counts(results: list[RequestOutput]) -> tuple[int, int]:
+    """Draft tokens, and those that were accepted."""
+    return sum(r.stats.draft_tokens for r in results), sum(r.stats.accepted_tokens for r in results)
+
+
+def limits(way: str, jobs: list[Job]) -> dict[str, Any]:
+    longest = max(len(job.prompt) for job in jobs) + TOKENS
+    return {"rows": 61 if way == "chunks" else 512, "max_rows": longest + 60 if way == "preempting" else 3200}
+
+
+@pytest.mark.parametrize("quantization", NATIVE + TORCH)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", ["eagle3", "eagle3_tree"])
+@pytest.mark.thinned(10)
+def test_same_tokens(name: str, k: int, batch: int, way: str, quantization: str) -> None:
+    jobs = jobs_for(batch)
+    results = same_as_plain(make_engine((name,), quantization, k=k, **limits(way, jobs)), jobs, quantization)
+    if way == "preempting" and batch == 8:
+        assert sum(r.stats.preemptions for r in results) > 0
+    if batch > 1:
+        drafted, accepted = counts(results)
+        assert drafted * 0.06 < accepted < drafted, "drafts that are all right or all wrong prove nothing"
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "torch int8"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["eagle3", "eagle3_tree"])
+def test_drafters_that_take_turns_and_drafts_that_are_cut_change_no_token(
+    name: str, way: str, quantization: str
+) -> None:
+    """A head that is not asked for some steps falls behind, and catches up from the states it was told of."""
+    jobs = jobs_for(8)
+    engine = make_engine(
+        ("suffix_tree", "early_exit", name), quantization, k=6, controller=ChaosController(8), **limits(way, jobs)
+    )
+    results = same_as_plain(engine, jobs, quantization)
+    assert {source for result in results for source in result.stats.by_drafter} == {"suffix_tree", "early_exit", name}
+    assert (
+        sum(result.stats.by_drafter[name].accepted_tokens for result in results if name in result.stats.by_drafter) > 0
+    )
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "torch none"])
+@pytest.mark.parametrize("max_rows", [3200, 500], ids=["roomy", "preempting"])
+def test_reused_rows(max_rows: int, quantization: str) -> None:
+    """Rows of the target that were computed for another request have no states: the head begins behind them."""
+    params = [replace(each, max_tokens=TOKENS) for each in (GREEDY, WARM, HOT)]
+    system = [i * 5 % tiny.VOCAB for i in range(120)]
+    first = [*system, 1, 2, 3]
+    second = [*first, *plain(Job(first, params[0]), quantization), 6]
+    prompts = [(first, 0), (second, 1), ([*system, 9, 9], 0), (second, 2), (first, 2)]
+    jobs = [Job(prompt, params[at], arrives=30 * when) for when, (prompt, at) in enumerate(prompts)]
+    engine = make_engine(("eagle3",), quantization, max_rows=max_rows)
+    results = same_as_plain(engine, jobs, quantization)
+    assert [result.num_cached_tokens > 100 for result in results] == [False, True, True, True, True]
+    assert all(result.stats.accepted_tokens > 0 for result in results)
+    engine.clear_prefixes()
+    assert engine.cache.free_rows == max_rows
+
+
+@pytest.mark.parametrize("quantization", ["none", "torch none"])
+def test_choices_of_one_prompt(quantization: str) -> None:
+    """They share the rows of the prompt, which are computed once."""
+    prompt = [i * 7 % tiny.VOCAB for i in range(90)]
+    jobs = [Job(prompt, replace(WARM, max_tokens=TOKENS), number=number) for number in range(5)]
+    results = same_as_plain(make_engine(("eagle3",), quantization, k=3), jobs, quantization)
+    assert [result.num_cached_tokens for result in results] == [0, *[len(prompt) - 1] * 4]
+    assert all(result.stats.accepted_tokens > 0 for result in results)
+
+
+@pytest.mark.parametrize("verification", ["standard", "block"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "torch none"])
+def test_rejection_sampling_of_greedy_text(verification: str, quantization: str) -> None:
+    jobs = [replace(job, params=replace(GREEDY, max_tokens=TOKENS)) for job in jobs_for(8)]
+    results = same_as_plain(make_engine(("eagle3",), quantization, verification=verification), jobs, quantization)
+    drafted, accepted = counts(results)
+    assert 0.1 * drafted < accepted < drafted
+
+
+@pytest.mark.parametrize("verification", ["standard", "block"])
+def test_rejection_sampling_of_drawn_text_accepts_more_than_chance(verification: str) -> None:
+    jobs = [replace(job, params=replace(HOT, max_tokens=TOKENS, seed=n)) for n, job in enumerate(jobs_for(8))]
+    results = run(make_engine(("eagle3",), "none", verification=verification), jobs)
+    drafted, accepted = counts(results)
+    assert 0.15 * drafted < accepted < drafted
+    assert [len(result.outputs[0].token_ids) for result in results] == [TOKENS] * 8
+
+
+def test_a_prompt_of_one_token_and_a_text_at_the_end_of_its_lane() -> None:
+    """The head has one row less than there are tokens: none of a prompt's first, and no room is asked for it."""
+    jobs = [Job([5], replace(GREEDY, max_tokens=tiny.CAPACITY - 1)), Job([7] * 390, replace(HOT, max_tokens=10))]
+    same_as_plain(make_engine(("eagle3",), "none", k=8), jobs)

@@ -1,0 +1,207 @@
+"""EAGLE-3 heads: unrolled training is what a chain would see, labels by hand, the file, and what is learnt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from outpace.errors import InvalidParameter
+from outpace.heads import Eagle3Config, open_eagle3
+from outpace.train.acceptance import Tally
+from outpace.train.data.document import Document
+from outpace.train.data.packing import Windows, pack_documents
+from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, draft_vocabulary
+from outpace.train.modules.eagle3 import Eagle3Head
+from tests.train.tiny import LAYERS, World, random_windows
+
+AUX = (1, 2, 3)
+
+
+def make(world: World, *, ids: torch.Tensor | None = None, **options: object) -> Eagle3:
+    every = torch.arange(world.material.vocab_size)
+    return Eagle3(world.material, every if ids is None else ids, Eagle3Options(**options))  # type: ignore[arg-type]
+
+
+def drafted_plainly(world: World, kind: Eagle3, ids: list[int], known: int, steps: int) -> list[torch.Tensor]:
+    """States for the output head of a chain behind `ids[:known]`, row by row as the formulas say, without any trick.
+
+    Rows 0 .. known - 2 have true features; each further row has what the row before it put out.
+    """
+    head = kind.module
+    assert isinstance(head, Eagle3Head)
+    layer, attention = head.midlayer, head.midlayer.self_attn
+    windows = pack_documents([Document.text(ids)], len(ids))
+    batch = world.batch(windows, *AUX)
+    aux = torch.cat([batch.aux[number][0] for number in AUX], -1)
+    features = list(head.fc(aux[: known - 1]))
+    found = []
+    for step in range(steps):
+        rows = known - 1 + step
+        stream = torch.stack(features)
+        embedded = world.model.embed(torch.tensor(ids[1 : rows + 1])).clone()
+        both = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(stream)), -1)
+        turn = head.turn(torch.arange(rows).unsqueeze(0))
+        query, key, value = attention.heads(both.unsqueeze(0), turn)
+        scores = query[:, :, -1:] @ key.transpose(-1, -2) / world.shape.head_dim**0.5
+        mixed = scores.softmax(-1) @ value
+        out = stream[-1] + attention.join(mixed)[0, 0]
+        out = out + layer.mlp(layer.post_attention_layernorm(out))
+        features.append(out)
+        found.append(head.norm(out))
+    return found
+
+
+@torch.no_grad()
+def test_unrolling_is_a_chain_from_every_row_at_once(world: World) -> None:
+    """Two pieces in one window: at each row and step, the state of a chain drafted there alone."""
+    kind = make(world, unroll=4)
+    ids = [[5, 90, 33, 70, 12, 51, 8], [200, 14, 66, 31, 77, 9, 120, 42]]
+    windows = pack_documents([Document.text(part) for part in ids], 15)
+    states = kind._states(world.batch(windows, *AUX))
+    begin = 0
+    for part in ids:
+        for known in range(2, len(part)):  # a chain behind token known - 1 begins with row known - 2
+            steps = min(4, len(part) - known)
+            plain = drafted_plainly(world, kind, part, known, steps)
+            for step in range(steps):
+                found = states[step][0, begin + known - 2]
+                torch.testing.assert_close(found, plain[step], rtol=1e-4, atol=1e-4)
+        begin += len(part)
+
+
+@torch.no_grad()
+def test_labels_by_hand(world: World) -> None:
+    """Six tokens, the last three an answer. The first chain begins behind row 2 and guesses 40, 50 and 60; the target's
+    opinion of token i is that of its row i - 1."""
+    windows = pack_documents([Document.answer([10, 20, 30], [40, 50, 60])], 6)
+    batch = world.batch(windows, *AUX)
+    kind = make(world, unroll=2)
+    chains = kind.chains(batch)["eagle3"]
+    assert chains.exists.int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
+    assert chains.follows.tolist() == [False, True, True]
+    p = batch.logits(torch.arange(6)).softmax(-1)
+    head = world.material.weight("lm_head.weight")
+    for chain, (known, length) in enumerate([(3, 3), (4, 2), (5, 1)]):
+        states = drafted_plainly(world, kind, [10, 20, 30, 40, 50, 60], known, length)
+        for step, state in enumerate(states):
+            q = (state @ head.T).softmax(-1)
+            teacher = p[known - 1 + step]
+            expected = float(torch.minimum(teacher, q).sum())
+            assert chains.alpha[chain, step].item() == pytest.approx(expected, rel=1e-3)
+            assert bool(chains.agrees[chain, step]) == bool(teacher.argmax() == q.argmax())
+    loss = kind.loss(batch)
+    assert loss.rows == 3 + 2  # a row guesses token 1, and two of them token 2 as well
+    first, second = chains.alpha[:3, 0], chains.alpha[:2, 1]
+    assert loss.alpha == pytest.approx(float(torch.cat((first, second)).mean()), rel=1e-3)
+
+
+def test_texts_of_which_the_first_token_counts(world: World) -> None:
+    """Behind the first token of a piece no chain can be drafted: there is no state before it."""
+    windows = pack_documents([Document.text([10, 20, 30, 40, 50])], 5)
+    chains = make(world).chains(world.batch(windows, *AUX))["eagle3"]
+    assert chains.exists[:, 0].tolist() == [True, True, True]  # behind rows 1, 2 and 3
+
+
+def test_the_most_frequent_tokens_are_drafted() -> None:
+    ids = torch.tensor([[7, 7, 7, 3, 3, 9, 1, 1]])
+    labels = torch.tensor([[True, True, True, True, True, True, False, False]])
+    windows = Windows(ids, torch.zeros_like(ids), labels)
+    assert draft_vocabulary(windows, 2, 12, frozenset()).tolist() == [3, 7]
+    assert draft_vocabulary(windows, 3, 12, frozenset({11})).tolist() == [3, 7, 11]
+    assert draft_vocabulary(windows, 5, 12, frozenset()).tolist() == [0, 1, 3, 7, 9]
+    assert draft_vocabulary(windows, 99, 12, frozenset()).tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("train_head", [False, True])
+@pytest.mark.parametrize("pruned", [False, True])
+def test_the_file_is_what_was_trained(world: World, tmp_path: Path, pruned: bool, train_head: bool) -> None:
+    ids = torch.arange(3, 200, 2) if pruned else None
+    kind = make(world, ids=ids, train_head=train_head)
+    with torch.no_grad():
+        for number, parameter in enumerate(kind.module.parameters()):
+            parameter.add_(0.01 * number)
+    served = kind.save(tmp_path / "head")
+    assert json.loads(served["eagle3"]) == {"method": "eagle3", "model": str(tmp_path / "head")}
+    files = open_eagle3(str(tmp_path / "head"), world.shape)
+    config: Eagle3Config = files.config
+    assert config.aux_layers_of(LAYERS) == AUX
+    assert (config.shares_target_head, config.norm_before_residual) == (not train_head, False)
+    assert config.draft_vocab_size == (world.material.vocab_size if ids is None else len(ids))
+    for name, tensor in kind.module.state_dict().items():
+        assert torch.equal(files.weights.get(name), tensor), name
+    if ids is not None:
+        assert files.token_ids is not None
+        assert torch.equal(files.token_ids, ids)
+
+
+def test_a_draft_vocabulary_is_judged_by_the_whole(world: World) -> None:
+    """A token that cannot be drafted is a miss; acceptance is the overlap with the true distribution, not a part's."""
+    batch = world.batch(random_windows(2, 20, 170), *AUX)
+    whole, part = make(world), make(world, ids=torch.arange(0, 265, 9))
+    assert part.loss(batch).alpha < whole.loss(batch).alpha
+    rows = (batch.windows.counted & ~batch.windows.starts).flatten().nonzero().squeeze(1)
+    sayable = (batch.logits(rows).argmax(-1) % 9 == 0).float().mean()
+    chains = part.chains(batch)["eagle3"]
+    assert chains.agrees[:, 0].float().mean() <= sayable
+
+
+@pytest.mark.slow
+def test_a_head_learns_a_text_by_heart(target_folder: Path) -> None:
+    """Chains of four, every token of them right, from every row of the target's own words."""
+    world = World(target_folder, loss="kl")
+    generator = torch.Generator().manual_seed(4)
+    texts = [torch.randint(200, (12,), generator=generator).tolist() for _ in range(2)]
+    for text in texts:  # what the target says, so that the text goes on as the chains do
+        for at in range(4, 12):
+            windows = pack_documents([Document.text(text[:at])], at)
+            text[at] = int(world.batch(windows).logits(torch.tensor([at - 1])).argmax())
+    windows = pack_documents([Document.answer(text[:4], text[4:]) for text in texts], 12)
+    batch = world.batch(windows, *AUX)
+    kind = make(world, unroll=4)
+
+    def measured() -> Tally:
+        tally = Tally(4)
+        tally.add(kind.chains(batch)["eagle3"])
+        return tally
+
+    before = measured().result()
+    optimiser = torch.optim.AdamW(kind.module.parameters(), lr=3e-3)
+    falling = torch.optim.lr_scheduler.LinearLR(optimiser, 1, 0, 170)
+    for _ in range(170):
+        optimiser.zero_grad()
+        kind.loss(batch).value.backward()
+        optimiser.step()
+        falling.step()
+    after = measured().result()
+    assert before.rate < 0.5
+    assert (after.rate, after.greedy) == (1.0, (1.0,) * 4)
+
+
+def test_gradients_reach_every_tensor_and_no_other(world: World) -> None:
+    batch = world.batch(random_windows(1, 20, 170), *AUX)
+    kind = make(world, train_head=True)
+    kind.loss(batch).value.backward()
+    for name, parameter in kind.module.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+    assert "lm_head.weight" not in make(world).module.state_dict()
+
+
+def test_layers_that_are_read() -> None:
+    assert aux_layers(30) == (2, 15, 27)
+    assert aux_layers(LAYERS) == AUX
+    with pytest.raises(InvalidParameter, match="needs a model of 4 layers, not 3"):
+        aux_layers(3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"unroll": 0}, "unroll=0"), ({"draft_vocab": 1}, "draft_vocab=1"), ({"decay": 0.0}, "decay=0.0"),
+     ({"decay": 1.5}, "at most 1")],
+)  # fmt: skip
+def test_impossible_options(options: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        Eagle3Options(**options)  # type: ignore[arg-type]
