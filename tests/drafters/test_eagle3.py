@@ -290,6 +290,44 @@ def test_tokens_are_drawn_from_laws_over_the_draft_vocabulary(params: SamplingPa
     assert not draft.probabilities[:, [2, 5, 11]].any()
 
 
+@pytest.mark.parametrize("gone", [False, True], ids=["running", "gone"])
+@pytest.mark.parametrize("common", [40, 60, 99])
+def test_rows_of_a_text_that_goes_on_otherwise(common: int, gone: bool) -> None:
+    """The row of the last common position was made with the other text's next token: it is not taken over."""
+    head, cache = ExactHead(), TokenCache()
+    drafter = Eagle3Drafter(head, cache)
+    first = [at % V for at in range(100)]
+    second = [*first[:common], *([23] * 10)]
+    drafter.start(0, first, 100)
+    tell(drafter, first, 0)
+    drafter.propose([ask_for(first)], 200)
+    if gone:
+        drafter.release(0)
+    drafter.start(1, second, len(second))
+    drafter.observe([Observation(1, second, 1, Draft(), (), common, states_of(second, common, len(second) - 1))])
+    (draft,) = drafter.propose([ask_for(second, request_id=1)], 200)
+    assert len(draft) == 3
+    rows = [number // BASE**2 for number in cache.tokens[1] if number != FREE]
+    assert rows[: common + 8] == [*range(common - 1), *range(common, common + 9)]
+
+
+def test_what_is_to_be_taken_over_is_not_given_up_for_it() -> None:
+    head, cache = ExactHead(), TokenCache(max_rows=150)
+    drafter = Eagle3Drafter(head, cache)
+    tokens = [at % V for at in range(110)]
+    drafter.start(0, tokens[:100], 100)
+    tell(drafter, tokens[:100], 0)
+    drafter.propose([ask_for(tokens[:100])], 200)
+    drafter.release(0)
+    drafter.start(1, tokens, 110)
+    drafter.observe([Observation(1, tokens, 1, Draft(), (), 100, states_of(tokens, 100, 109))])
+    assert drafter.rows_behind(1, 110) == 8, "there was no room for a copy"
+    (draft,) = drafter.propose([ask_for(tokens, request_id=1)], 200)
+    assert len(draft) == 3
+    drafter.release(1)
+    cache.check_integrity()
+
+
 def test_of_a_request_that_is_gone_few_states_wait() -> None:
     """Rows are kept; states, which are large, only as far as they may soon become rows, and none without any row."""
     cache = TokenCache()

@@ -10,7 +10,10 @@ import pytest
 
 from outpace.engine.engine import Engine
 from outpace.engine.outputs import RequestOutput
+from outpace.kv.cache import KvCache
+from outpace.models.decoder import Decoder
 from outpace.params import SamplingParams
+from outpace.types import ForwardResult, Pack
 from tests.engine.chaos import ChaosController
 from tests.engine.harness import GREEDY, HOT, WARM, Job, run
 
@@ -80,6 +83,22 @@ def test_drafters_that_take_turns_and_drafts_that_are_cut_change_no_token(
     assert (
         sum(result.stats.by_drafter[name].accepted_tokens for result in results if name in result.stats.by_drafter) > 0
     )
+
+
+def test_states_below_an_exit_are_those_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row with a state kept at the exit has not passed the layers below, where the head reads: it is not used."""
+    model = tiny.target("none", NUDGED_FROM)
+    packs: list[Pack] = []
+
+    def forward(pack: Pack, cache: KvCache) -> ForwardResult:
+        packs.append(pack)
+        return Decoder.forward(model, pack, cache)
+
+    monkeypatch.setattr(model, "forward", forward)
+    results = same_as_plain(make_engine(("early_exit", "eagle3"), "none", controller=ChaosController(1)), jobs_for(3))
+    assert any("early_exit" in result.stats.by_drafter for result in results)
+    assert {pack.aux_layers for pack in packs} >= {(1, 2, 3)}
+    assert all(pack.resume_rows is None for pack in packs)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "torch none"])

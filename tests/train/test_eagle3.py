@@ -15,6 +15,7 @@ from outpace.train.data.document import Document
 from outpace.train.data.packing import Windows, pack_documents
 from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, draft_vocabulary
 from outpace.train.modules.eagle3 import Eagle3Head
+from tests.train.serving import own_words, served
 from tests.train.tiny import LAYERS, World, random_windows
 
 AUX = (1, 2, 3)
@@ -178,6 +179,29 @@ def test_a_head_learns_a_text_by_heart(target_folder: Path) -> None:
     after = measured().result()
     assert before.rate < 0.5
     assert (after.rate, after.greedy) == (1.0, (1.0,) * 4)
+
+
+@pytest.mark.parametrize("pruned", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_what_is_measured_in_training_is_what_is_served(target_folder: Path, tmp_path: Path, pruned: bool) -> None:
+    """A head that is often right and often wrong: its acceptance on the target's own words, and in the engine."""
+    world = World(target_folder, loss="kl")
+    windows = own_words(world, target_folder, 6, 60)
+    said = torch.unique(windows.ids[windows.labels])
+    kind = make(world, ids=said[: len(said) * 9 // 10] if pruned else None)
+    batch = world.batch(windows, *AUX)
+    optimiser = torch.optim.AdamW(kind.module.parameters(), lr=3e-3)
+    for _ in range(45):
+        optimiser.zero_grad()
+        kind.loss(batch).value.backward()
+        optimiser.step()
+    tally = Tally(4)
+    tally.add(kind.chains(batch)["eagle3"])
+    config = json.loads(kind.save(tmp_path / "head")["eagle3"])
+    drafted, accepted, drafts = served(target_folder, config, windows, 4)
+    rate, length = tally.result().rate, tally.result().greedy_length
+    assert 0.1 < rate < 0.95  # neither always nor never, or the test says nothing
+    assert accepted / drafted == pytest.approx(rate, abs=0.02)
+    assert 1 + accepted / drafts == pytest.approx(length, rel=0.02)
 
 
 def test_gradients_reach_every_tensor_and_no_other(world: World) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from outpace import LLM, SamplingParams
 from outpace.errors import InvalidParameter
 from outpace.models.adapter import BlockAdapter, open_adapter
 from outpace.models.config import DecoderConfig
@@ -20,7 +19,8 @@ from outpace.train.kinds.early_exit import EarlyExit, ExitBlock
 from outpace.train.modules.layer import Rotary, seen
 from outpace.types import Segment
 from tests.models.tiny_models import VARIANTS, DictWeights, reference_model, tiny_decoder, tiny_weights
-from tests.train.tiny import ENGINE, EXIT, World, random_windows
+from tests.train.serving import own_words, served
+from tests.train.tiny import EXIT, World, random_windows
 
 NO_WINDOW = [name for name in VARIANTS if "window" not in name]
 
@@ -107,15 +107,6 @@ def test_labels_by_hand(world: World) -> None:
     assert chains.exists.int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
 
 
-def own_words(world: World, folder: Path, count: int, length: int) -> Windows:
-    """What the target says at temperature 0 to prompts of three tokens, a window each."""
-    llm = LLM(str(folder), "none", **ENGINE)
-    prompts = [[7 * n + 20, 3 * n + 40, 11 * n + 60] for n in range(count)]
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=length, ignore_eos=True))
-    documents = [Document.answer(p, o.outputs[0].token_ids) for p, o in zip(prompts, outputs, strict=True)]
-    return pack_documents(documents, length + 3)
-
-
 def teacher_forced(kind: EarlyExit, world: World, windows: Windows, chain: int) -> Tally:
     tally = Tally(chain)
     tally.add(kind.chains(world.batch(windows, EXIT))[f"exit {EXIT}"])
@@ -137,28 +128,14 @@ def train_a_little(kind: EarlyExit, world: World, windows: Windows, steps: int) 
     return losses
 
 
-def served(folder: Path, adapter: Path, windows: Windows, chain: int) -> tuple[int, int, int]:
-    """Draft tokens, accepted ones and drafts of an engine that says the same texts with the adapter."""
-    config = {"method": "early_exit", "adapter": str(adapter), "num_speculative_tokens": chain}
-    llm = LLM(str(folder), config, speculative_control="fixed", **ENGINE)
-    params = SamplingParams(temperature=0, max_tokens=windows.width - 3, ignore_eos=True)
-    drafted = accepted = drafts = 0
-    for output, ids in zip(llm.generate(windows.ids[:, :3].tolist(), params), windows.ids.tolist(), strict=True):
-        assert output.outputs[0].token_ids == ids[3:]
-        drafted += output.stats.draft_tokens
-        accepted += output.stats.accepted_tokens
-        drafts += output.stats.drafts
-    return drafted, accepted, drafts
-
-
 def test_what_is_measured_in_training_is_what_is_served(world: World, target_folder: Path, tmp_path: Path) -> None:
     """An adapter that is often right and often wrong: its acceptance on the target's own words, and in the engine."""
     windows = own_words(world, target_folder, 6, 120)
     kind = EarlyExit(world.material, [EXIT])
     train_a_little(kind, world, windows, 3)
     tally = teacher_forced(kind, world, windows, 4)
-    kind.save(tmp_path)
-    drafted, accepted, drafts = served(target_folder, tmp_path, windows, 4)
+    config = json.loads(kind.save(tmp_path)[f"exit {EXIT}"])
+    drafted, accepted, drafts = served(target_folder, config, windows, 4)
     rate, length = tally.result().rate, tally.result().greedy_length
     assert 0.1 < rate < 0.95  # neither always nor never, or the test says nothing
     assert accepted / drafted == pytest.approx(rate, abs=0.02)
@@ -175,8 +152,8 @@ def test_an_adapter_learns_a_text_by_heart(world: World, target_folder: Path, tm
     assert before.rate < 0.9
     assert (after.rate, after.greedy) == (1.0, (1.0,) * 4)
     assert losses[-1] < 0.5 * losses[0]
-    kind.save(tmp_path)
-    drafted, accepted, _ = served(target_folder, tmp_path, windows, 4)
+    config = json.loads(kind.save(tmp_path)[f"exit {EXIT}"])
+    drafted, accepted, _ = served(target_folder, config, windows, 4)
     assert accepted == drafted > 100
 
 

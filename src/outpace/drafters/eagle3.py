@@ -74,9 +74,8 @@ class Eagle3Drafter:
             first = seen.first_position
             if first > 0 and not state.known_end:
                 self._take_over(state, first)
-            states = torch.cat([seen.aux[layer] for layer in self.needs.aux_layers], -1)
-            known = max(0, state.known_end - first)
-            state.add(first + known, states[known:])
+            assert first >= state.known_end, "states of a position come once"
+            state.add(first, torch.cat([seen.aux[layer] for layer in self.needs.aux_layers], -1))
 
     def rows_behind(self, request_id: int, num_tokens: int) -> int:
         state = self._running[request_id]

@@ -87,8 +87,7 @@ class HeadRows(OwnRows):
             common: tokens that both begin with.
             known: positions of the other text of which no states will come, at most `common`.
         """
-        rows = bisect_left(self.positions, min(known, common - 1))
-        return rows, bisect_left(self.waiting, known) if rows == self.num_rows else 0
+        return bisect_left(self.positions, min(known, common - 1)), bisect_left(self.waiting, known)
 
     def inherit(self, other: HeadRows, num_rows: int, num_states: int) -> None:
         """Takes over the first rows of another, copied in the cache by now, and the first states that wait there."""

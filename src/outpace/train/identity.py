@@ -13,6 +13,12 @@ from outpace.models.load import LoadedFiles
 __all__ = ["Identity"]
 
 
+def _sampled(num_layers: int) -> tuple[str, ...]:
+    """Tensors that tell a model from its finetunes; adapters that were merged into it change queries and values."""
+    middle = f"model.layers.{num_layers // 2}."
+    return ("model.norm.weight", f"{middle}self_attn.q_proj.weight", f"{middle}self_attn.v_proj.weight")
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """A target, by what training depends on.
@@ -23,7 +29,7 @@ class Identity:
         vocab_size: ids the tokenizer knows.
         hidden_size: width of its states.
         num_layers: its layers.
-        weights: hash of names, shapes and some numbers of its weights.
+        weights: hash of names and shapes of its weights, and of some of them.
     """
 
     model: str
@@ -37,8 +43,8 @@ class Identity:
     def of(cls, files: LoadedFiles, shape: DecoderConfig) -> Identity:
         """The identity of a model on disk."""
         digest = hashlib.sha256(repr(sorted(files.checkpoint.shapes.items())).encode())
-        digest.update(files.checkpoint.get("model.norm.weight").float().numpy().tobytes())
-        digest.update(files.checkpoint.get("model.layers.0.input_layernorm.weight").float().numpy().tobytes())
+        for name in _sampled(shape.num_layers):
+            digest.update(files.checkpoint.get(name).float().numpy().tobytes())
         return cls(
             model=files.label,
             tokenizer=hashlib.sha256(files.tokenizer.to_json().encode()).hexdigest(),

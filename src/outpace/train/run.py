@@ -133,6 +133,7 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     _check_options(plan, shape)
     make_folder(plan.folder)
     data = _data(plan, source, identity, notify, progress)
+    _set_threads(plan.engine)  # the engine that answered prompts may have given cores up for the moment
     kind = _make_kind(plan, material, data)
     write_json(plan.folder / _RUN, _as_json(plan))
     trained = sum(item.numel() for item in kind.module.parameters() if item.requires_grad)

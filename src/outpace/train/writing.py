@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OutpaceError: it cannot be written; says why (a full disk above all) and that the old file is as it was.
     """
-    temporary: str | None = None
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -33,9 +31,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError as error:
         raise OutpaceError(_message(path, len(content), error)) from error
     finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)  # gone already if all went well
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # gone already if all went well
 
 
 def write_json(path: Path, value: Any) -> None:
