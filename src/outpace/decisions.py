@@ -197,9 +197,26 @@ class ControlReport:
         steps: with decoding requests.
         seconds: of these steps, drafting included.
         probing_seconds: of these, the price of trying again what seemed not to pay, as predicted.
+        expected_tokens: of the steps without prompt rows, as it was predicted when they were planned.
+        expected_seconds: the same, drafting included.
+        plain_tokens: that plain steps instead of these would have brought.
+        plain_seconds: that they would have taken, as predicted.
     """
 
     drafters: Mapping[str, DrafterReport]
     steps: int
     seconds: float
     probing_seconds: float
+    expected_tokens: float = 0.0
+    expected_seconds: float = 0.0
+    plain_tokens: int = 0
+    plain_seconds: float = 0.0
+
+    def expected_gain_since(self, before: ControlReport) -> float | None:
+        """Tokens per second over the plain rate, as predicted step by step since an earlier report; None if no step."""
+        seconds = self.expected_seconds - before.expected_seconds
+        plain = self.plain_seconds - before.plain_seconds
+        if not seconds or not plain:
+            return None
+        rate = (self.expected_tokens - before.expected_tokens) / seconds
+        return rate / ((self.plain_tokens - before.plain_tokens) / plain)

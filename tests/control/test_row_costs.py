@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outpace.control.costs import DraftCosts, TargetCosts
@@ -23,6 +23,7 @@ def learn(costs: RowCosts, true: dict[int, float], steps: int, seed: int = 0, no
 
 
 @given(st.lists(st.tuples(st.integers(1, 700), st.floats(1e-6, 1e3)), max_size=40))
+@example([(431, 1.0625), (1, 1.0), (222, 2.0), (191, 2.0), (46, 0.25), (459, 2.0), (173, 2.0), *[(1, 1.0)] * 4])
 @settings(max_examples=60, deadline=None)
 def test_seconds_never_fall_with_rows_whatever_is_seen(seen: list[tuple[int, float]]) -> None:
     costs = RowCosts()

@@ -1,7 +1,8 @@
 """How many draft tokens to verify and to ask for: pure functions of chances and seconds.
 
-What is maximised is tokens per second, (decoding requests + chances of the draft tokens to be kept) / seconds. Tokens
-are taken in the order of their chance over all requests, which for a given count is the best choice, since chances
+What is maximised is tokens per second, (decoding requests + chances of the draft tokens to be kept) / seconds, with the
+tokens of requests that have had many counting less (`fairness`). They are taken in the order of their chance times what
+they count over all requests, which for a given count is the best choice, since chances
 fall along each draft. Every count is looked at: seconds have steps, and what does not pay for one more row may pay for
 four.
 """
@@ -44,6 +45,7 @@ def allocate(
     decoding: int,
     at_least: Sequence[int] | None = None,
     margin: float = 0.0,
+    values: Sequence[float] | None = None,
 ) -> Plan:
     """The numbers of tokens that bring the most tokens per second.
 
@@ -53,7 +55,10 @@ def allocate(
         decoding: requests that get a token each in any case, at least 1 for a rate.
         at_least: tokens of every request that are verified in any case.
         margin: by how much drafts must beat the fewest tokens possible, relative.
+        values: what a token of every request counts, 1 on average over those that decode; None where it is 1 for all.
     """
+    if values is not None:
+        survivals = [[value * chance for chance in chances] for value, chances in zip(values, survivals, strict=True)]
     counts = [0] * len(survivals) if at_least is None else list(at_least)
     if len(survivals) == 1:
         begin, chances = counts[0], survivals[0]

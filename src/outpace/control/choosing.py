@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from outpace.control.allocation import Candidate, Plan, Share, allocate, choose_computed
 from outpace.control.branches import Ranked
+from outpace.control.fairness import token_values
 from outpace.control.knowledge import Knowledge
 from outpace.control.report import Prospect
 from outpace.control.widths import LEAST_GAIN
@@ -49,6 +50,7 @@ class Choice:
         total: seconds expected of the step, drafting included.
         num_drafted: draft tokens in it.
         survivals: of every wish, falling chances of the tokens of the draft at hand.
+        values: what a token of every wish counts; None where it is 1 for all.
         ranked: of the wishes with such a draft, by index, whose chances these are.
         prospects: by drafter that is at hand and was not chosen at all.
     """
@@ -59,6 +61,7 @@ class Choice:
     total: float
     num_drafted: int
     survivals: list[list[float]]
+    values: list[float] | None
     ranked: dict[int, Ranked]
     shares: dict[str, Share] = field(default_factory=dict)
     prospects: dict[str, Prospect] = field(default_factory=dict)
@@ -120,9 +123,10 @@ def choose(
         for wish, survival in zip(wishes, survivals, strict=True)
     )
     seconds = knowledge.step_seconds(around.rows, around.prompt_rows, most)
-    plan = allocate(survivals, seconds, decoding=around.decoding, at_least=fixed, margin=margin)
+    values = token_values(knowledge.requests, [wish.request_id for wish in wishes], around.decoding)
+    plan = allocate(survivals, seconds, decoding=around.decoding, at_least=fixed, margin=margin, values=values)
     num_drafted = sum(plan.counts)
-    choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted, survivals, found)
+    choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted, survivals, values, found)
     if not num_drafted and plan.second_best is not None:
         count, kept, total = plan.second_best
         ratio = (around.decoding + kept) / total / plan.rate
@@ -231,10 +235,13 @@ def _share(
                 survival = [UNTRIED**position for position in range(1, 1 + wish.most)]
             count = choice.plan.counts[index]
             price = catch_up_price(knowledge, name, wish, 1.0 + sum(survival))
-            instead = (count, sum(choice.survivals[index][:count])) if count else (0, 0.0)
+            value = 1.0 if choice.values is None else choice.values[index]
+            instead = (count, value * sum(choice.survivals[index][:count])) if count else (0, 0.0)
             branches = knowledge.branch_gain(wish.request_id, name, around.decoding) if name in wish.widths else None
             gain = branches if branches is not None and branches > LEAST_GAIN and not hopeful else 0.0
-            candidates.append(Candidate(index, survival, instead, price, gain))
+            if choice.values is not None:
+                survival = [value * chance for chance in survival]
+            candidates.append(Candidate(index, survival, instead, price, value * gain))
     if not candidates:
         return None
     unit = knowledge.target.now.seconds(1)

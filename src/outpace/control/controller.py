@@ -112,6 +112,7 @@ class AdaptiveController:
         allotments = self._allotments(choice, wishes, around, step)
         if not around.prompt_rows:
             self._trying.probe(choice, wishes, offers, allotments, step)
+        step.total = choice.total
         step.foresee(choice, wishes, allotments)
         return allotments
 

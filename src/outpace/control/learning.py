@@ -33,6 +33,10 @@ class Learning:
         self._tallies: dict[str, Tally] = {}
         self._steps = 0
         self._seconds = 0.0
+        self._expected_tokens = 0.0
+        self._expected_seconds = 0.0
+        self._plain_tokens = 0
+        self._plain_seconds = 0.0
 
     def tally(self, drafter: str) -> Tally:
         found = self._tallies.get(drafter)
@@ -46,6 +50,7 @@ class Learning:
         if not target.now.has_scale:  # nothing was timed before, so nothing was foreseen
             step.drafting = sum(call.seconds for call in facts.calls)
         rows = facts.rows
+        self._compare(facts, step)
         if rows:
             target.observe(facts.threads, rows, facts.prefill_rows, facts.seconds)
         unit = target.now.seconds(1)
@@ -62,12 +67,25 @@ class Learning:
         decoding = len(facts.decoding)
         self._budget.earn(facts.seconds + calls, target.now.seconds(decoding))
         for request_id in facts.decoding:
-            self._knowledge.requests[request_id].num_tokens += 1
+            state = self._knowledge.requests[request_id]
+            state.num_tokens += 1
+            state.num_steps += 1
         if facts.drafts or facts.calls:
             accepted = self._learn_drafts(facts, step)
             self._account(facts, step, accepted, calls)
         elif step.probes:
             self._empty_probes(facts, step)
+
+    def _compare(self, facts: StepFacts, step: StepPlan) -> None:
+        """Notes what was predicted, before it is known better."""
+        now, decoding = self._knowledge.target.now, len(facts.decoding)
+        if facts.prefill_rows or not decoding or not now.has_scale:
+            return
+        plain = now.seconds(decoding)
+        self._plain_tokens += decoding
+        self._plain_seconds += plain
+        self._expected_tokens += decoding + sum(step.expected.values())
+        self._expected_seconds += plain if step.total is None else step.total
 
     def _learn_drafts(self, facts: StepFacts, step: StepPlan) -> int:
         """Returns the draft tokens that were kept."""
@@ -137,4 +155,13 @@ class Learning:
 
     def report(self) -> ControlReport:
         drafters: dict[str, DrafterReport] = {name: tally.report(name) for name, tally in self._tallies.items()}
-        return ControlReport(drafters, self._steps, self._seconds, self._budget.spent)
+        return ControlReport(
+            drafters,
+            self._steps,
+            self._seconds,
+            self._budget.spent,
+            self._expected_tokens,
+            self._expected_seconds,
+            self._plain_tokens,
+            self._plain_seconds,
+        )

@@ -20,12 +20,14 @@ class RequestState:
 
     Args:
         num_tokens: that came so far.
+        num_steps: in which they came.
         corrections: by drafter.
         paces: by drafter, when it is tried next if it does not seem to pay.
         branches: by drafter, what they bring.
     """
 
     num_tokens: int = 0
+    num_steps: int = 0
     corrections: dict[str, Correction] = field(default_factory=dict)
     paces: dict[str, Pace] = field(default_factory=dict)
     branches: dict[str, BranchGain] = field(default_factory=dict)

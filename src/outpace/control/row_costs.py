@@ -112,9 +112,10 @@ class RowCosts:
         while len(table) < rows:
             begin, end = KNOTS[low], KNOTS[low + 1]
             slope = (knots[low + 1] - knots[low]) / (end - begin)
-            until = max(end, rows) if low == len(KNOTS) - 2 else end
-            base = knots[low] - slope * begin
-            table += [base + slope * each for each in range(begin + 1, until + 1)]
+            last = low == len(KNOTS) - 2
+            most = math.inf if last else knots[low + 1]  # which rounding may not exceed
+            steps = range(1, (max(end, rows) if last else end) - begin + 1)
+            table += [min(most, knots[low] + slope * each) for each in steps]
             low += 1
 
     def doubt(self, rows: int, others: int) -> float:

@@ -8,6 +8,7 @@ from outpace.control.allocation import allocate
 from outpace.control.branches import selected, size
 from outpace.control.branching import Branching, row_price
 from outpace.control.choosing import Choice, Surroundings
+from outpace.control.fairness import token_values
 from outpace.control.knowledge import Knowledge
 from outpace.decisions import Allotment, Offer, Selection, Wish
 
@@ -24,15 +25,17 @@ class StepPlan:
         drafting: seconds that calls are expected to take.
         expected: by request, the draft tokens that are expected to be kept.
         calls: by drafter, seconds that a pass of it takes for one request.
+        total: seconds expected of the step, drafting included; None of one that was not planned, since it is plain.
     """
 
-    __slots__ = ("asked", "calls", "drafting", "expected", "probes", "whole")
+    __slots__ = ("asked", "calls", "drafting", "expected", "probes", "total", "whole")
 
     def __init__(self) -> None:
         self.asked: dict[int, Allotment] = {}
         self.probes: set[int] = set()
         self.whole: set[int] = set()
         self.drafting = 0.0
+        self.total: float | None = None
         self.expected: dict[int, float] = {}
         self.calls: dict[str, float] = {}
 
@@ -59,7 +62,9 @@ class StepPlan:
         seconds = knowledge.step_seconds(around.rows, around.prompt_rows, sum(offer.num_tokens for offer in offers))
         if self.drafting:
             seconds = [value + self.drafting for value in seconds]
-        plan = allocate(survivals, seconds, decoding=around.decoding, at_least=whole)
+        values = token_values(knowledge.requests, [offer.request_id for offer in offers], around.decoding)
+        plan = allocate(survivals, seconds, decoding=around.decoding, at_least=whole, values=values)
+        self.total = plan.seconds
         row = row_price(seconds, sum(plan.counts), plan.tokens, plan.seconds)
         for offer, each, count in zip(offers, found, plan.counts, strict=True):
             self.expected[offer.request_id] = sum(each.survival[:count])
