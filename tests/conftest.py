@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,11 @@ import torch
 from outpace.models.load import LoadedFiles, load_files
 from outpace.models.resolve import ALIASES, packaged_file
 from tests.thinning import thin_out
+
+
+def pytest_configure() -> None:
+    """A shell that starts something in the background makes it ignore interrupts, which tests send."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
