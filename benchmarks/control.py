@@ -237,7 +237,7 @@ def measure(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, A
             llm = LLM(args.model, used, max_num_seqs=max(args.batches), quantization=args.quantization, notify=say)
             bench = Bench(llm, prompts, args.max_tokens, say)
             auto = Way(kind or "auto", SpeculationParams(), bench.adaptive)
-            plain = Way("plain", SpeculationParams(enabled=False), bench.adaptive)
+            plain = Way("plain", SpeculationParams(enabled=False), FixedController())
             result.setdefault("engine", llm.banner())
             for batch in args.batches:
                 ways = [plain, auto]
@@ -298,7 +298,7 @@ def main() -> int:
     result = measure(args, lambda text: print(text, file=sys.stderr, flush=True))
     print(f"\n{result['machine']}\n{result['engine']}")
     print("texts that differ: " + (", ".join(result["differing"]) or "none"))
-    if args.plot is not None:
+    if args.plot is not None and result["gains"]:
         draw(result["gains"], args.plot, result["engine"].split(",")[0])
     if args.save is not None:
         args.save.with_name(args.save.name + ".json").write_text(json.dumps(result, indent=1, default=str) + "\n")

@@ -37,6 +37,7 @@ class Wish:
         computing: names of its computing drafters, each with the rows it has to compute before it can draft.
         remaining: most tokens still to come.
         widths: of the drafters that can branch for it, the most continuations of a token; of the others it is 1.
+        limits: of drafters that may draft less than `most`, how much.
     """
 
     request_id: int
@@ -45,6 +46,11 @@ class Wish:
     computing: Mapping[str, int]
     remaining: int
     widths: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+    def most_of(self, drafter: str) -> int:
+        """Most tokens of a draft of this drafter."""
+        return min(self.most, self.limits.get(drafter, self.most))
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,3 +144,18 @@ def test_hope_is_above_the_likely_and_falls_with_what_is_known() -> None:
     assert early > 1.2
     assert acceptance.hopeful_chance(own) < 0.2
     assert acceptance.best_chance(own) < 0.1
+
+
+def test_what_a_drafter_says_is_still_calibrated_after_a_restart() -> None:
+    """Sure tokens are kept, unsure ones are not: 400 of each are recalled as few, but not as all the same."""
+    acceptance = DrafterAcceptance()
+    own = acceptance.correction()
+    for _ in range(400):
+        acceptance.observe([(1, 1, [0.99], own, ())])
+        acceptance.observe([(1, 0, [0.05], own, ())])
+    recalled = DrafterAcceptance()
+    recalled.recall(acceptance.state())
+    fresh = recalled.correction()
+    assert recalled.chance(0, 0.99, fresh) > 0.85
+    assert recalled.chance(0, 0.05, fresh) < 0.15
+    assert recalled.average_survival(1, fresh)[0] == pytest.approx(0.5, abs=0.05)

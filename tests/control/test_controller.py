@@ -53,6 +53,22 @@ def test_nothing_to_decide_is_no_error(controller: Controller) -> None:
     assert controller.report().steps == 0
 
 
+def test_a_draft_that_never_came_is_not_in_what_was_expected() -> None:
+    """The drafter is asked and gives nothing: one token in the time of a plain step and of its call is expected."""
+    controller = taught(0.9, computing=True)
+    before = controller.report()
+    asked = wish(1, free=None, behind=0)
+    controller.ceilings([asked], 0)
+    (allotment,) = controller.allot([asked], [None], 0)
+    assert allotment.drafter == "model" and allotment.num_tokens > 1
+    assert controller.keep([], 1, 1) == []
+    plain = table(NATIVE)(1)
+    controller.observe(StepFacts(2, 0, [1], [], [DraftCall("model", 1, 0, 0, 0.0)], plain))
+    now = controller.report()
+    assert now.expected_tokens - before.expected_tokens == pytest.approx(1)
+    assert now.expected_seconds - before.expected_seconds < (1.05 + 0.15 * allotment.num_tokens) * plain
+
+
 def test_steps_may_be_observed_that_nobody_was_asked_about() -> None:
     controller = AdaptiveController()
     controller.observe(StepFacts(1, 0, [7], [VerifiedOffer(Offer(7, "new", 3), 2)], [], 0.02))

@@ -33,7 +33,7 @@ _ALONE_WEIGHT = 1.0  # as many more, as far as nothing is known but this request
 _FIRST_TOKENS = 6  # of a request, from which others learn how to start
 _KEEP_FIRST = 1.0 - 1.0 / 40.0
 _FIRST_WEIGHT = 3.0
-_RECALLED_TOKENS = 6.0  # as many as a node counts at most when it was learnt another day
+_RECALLED_TOKENS = 40.0  # as many as all counts together count at most when they were learnt another day
 _LOST = 0.005  # a draft is not looked at behind a token that is kept with less than this chance
 _YOUNG = 64  # drafts, up to which everything changes with every one
 _STALE, _STALE_STEPS = 4, 2  # drafts, and steps with drafts, after which chances are worked out anew
@@ -235,9 +235,17 @@ class DrafterAcceptance:
         counts = FadingCounts(len(self._counts.kept), _MEMORY)
         if len(state) != len(counts.kept) or not all(0.0 <= kept <= seen < math.inf for kept, seen in state):
             raise ValueError(f"{len(state)} counts of tokens: give {len(counts.kept)} pairs with 0 <= kept <= seen")
+        # One share for all, since each level is looked at without what it has in common with the one below.
+        share, average = (
+            min(1.0, _RECALLED_TOKENS / max(1.0, state[root][1])) for root in (_ROOT, _BUCKETS + _AVERAGE)
+        )
+        own = {
+            _BUCKETS + _AVERAGE,
+            *range(_LEAVES + _AVERAGE * MAX_POSITIONS, _LEAVES + (_AVERAGE + 1) * MAX_POSITIONS),
+        }
         for index, (kept, seen) in enumerate(state):
-            share = min(1.0, _RECALLED_TOKENS / seen) if seen else 0.0
-            counts.add(index, kept * share, seen * share)
+            used = average if index in own else share
+            counts.add(index, kept * used, seen * used)
         self._counts = counts
         self._met = [seen >= 1.0 for seen in counts.seen[_BUCKETS:_LEAVES]]
         self._forget_memo()

@@ -114,7 +114,9 @@ def choose(
     No computing drafter is asked beside prompt rows: somebody waits for a first token.
     """
     found = {
-        index: _at_hand(knowledge, wishes[index], offer) for index, offer in enumerate(offers) if offer is not None
+        index: knowledge.ranked(offer, _limit(knowledge, wishes[index], offer))
+        for index, offer in enumerate(offers)
+        if offer is not None
     }
     survivals = [found[index].survival if index in found else [] for index in range(len(wishes))]
     fixed = [len(s) if offer is not None and offer.fixed else 0 for s, offer in zip(survivals, offers, strict=True)]
@@ -138,11 +140,9 @@ def choose(
     return choice
 
 
-def _at_hand(knowledge: Knowledge, wish: Wish, offer: Offer) -> Ranked:
-    """The tokens of a draft that may be verified."""
-    if offer.fixed:
-        return knowledge.ranked(offer, offer.num_tokens)
-    return knowledge.ranked(offer, min(wish.most, knowledge.longest(offer.drafter)))
+def _limit(knowledge: Knowledge, wish: Wish, offer: Offer) -> int:
+    """Most tokens of a draft that may be verified."""
+    return offer.num_tokens if offer.fixed else min(wish.most, knowledge.longest(offer.drafter))
 
 
 def _add_computed(
@@ -177,7 +177,7 @@ def _add_computed(
         choice.shares[name] = share
         choice.tokens, choice.total = share.tokens, share.seconds
         for index in share.members:
-            choice.num_drafted += min(share.num_tokens, wishes[index].most) - choice.plan.counts[index]
+            choice.num_drafted += min(share.num_tokens, wishes[index].most_of(name)) - choice.plan.counts[index]
             open_to.remove(index)
 
 
@@ -230,9 +230,9 @@ def _share(
             if hopeful:
                 survival = [acceptance.hopeful_chance(knowledge.own(wish.request_id, name))]
             elif known:
-                survival = acceptance.average_survival(wish.most, knowledge.own(wish.request_id, name))
+                survival = acceptance.average_survival(wish.most_of(name), knowledge.own(wish.request_id, name))
             else:
-                survival = [UNTRIED**position for position in range(1, 1 + wish.most)]
+                survival = [UNTRIED**position for position in range(1, 1 + wish.most_of(name))]
             count = choice.plan.counts[index]
             price = catch_up_price(knowledge, name, wish, 1.0 + sum(survival))
             value = 1.0 if choice.values is None else choice.values[index]

@@ -71,10 +71,11 @@ class AdaptiveController:
             costs = knowledge.costs(name)
             chance = self._hope(wish, name) if knowledge.is_known(name) else UNTRIED
             one = knowledge.target.now.seconds(1) * costs.passes.seconds(around.decoding) / around.decoding
-            length, prospect = best_length(chance, table, wish.most, around.decoding, margin, one)
+            most = wish.most_of(name)
+            length, prospect = best_length(chance, table, most, around.decoding, margin, one)
             if not length:
                 self._learning.tally(name).prospect = prospect
-            best = max(best, wish.most if length else 0)
+            best = max(best, most if length else 0)
         if wish.free is not None and best < wish.most:
             length, prospect = best_length(self._hope(wish, wish.free), table, wish.most, around.decoding, margin)
             if not length:
@@ -104,6 +105,8 @@ class AdaptiveController:
         step = self._step = StepPlan()
         margin = self.knowledge.settings.margin
         choice = choose(self.knowledge, around, wishes, offers, margin)
+        if choice.values is not None:
+            step.values = {wish.request_id: value for wish, value in zip(wishes, choice.values, strict=True)}
         for name, prospect in choice.prospects.items():
             self._learning.tally(name).prospect = prospect
         self._look_at_branches(choice, offers, around)
@@ -158,10 +161,11 @@ class AdaptiveController:
             known = self.knowledge.is_known(name)
             for index in share.members:
                 wish = wishes[index]
-                asked = wish.most if costs.stops and costs.num_calls else min(share.num_tokens, wish.most)
+                most = wish.most_of(name)
+                asked = most if known and costs.stops else min(share.num_tokens, most)
                 width = self._width(wish, name, around, one_round * share.num_tokens) if known else 1
                 if width > 1:
-                    asked = wish.most
+                    asked = most
                     self._branching.asked(wish.request_id, name, asked)
                 # The token behind this one is computed in any case, and verified only if that turns out to be worth it.
                 chance = acceptance.average_chance(1, self.knowledge.own(wish.request_id, name))
@@ -187,8 +191,6 @@ class AdaptiveController:
 
     def keep(self, offers: Sequence[Offer], other_rows: int, other_decoding: int = 0) -> list[Selection]:
         """Cuts what is not worth its row, now that what was computed has been paid for."""
-        if not offers:
-            return []
         around = _around(offers, other_rows, other_decoding)
         return self._step.keep(self.knowledge, self._branching, around, offers)
 

@@ -8,7 +8,6 @@ from outpace.control.allocation import allocate
 from outpace.control.branches import selected, size
 from outpace.control.branching import Branching, row_price
 from outpace.control.choosing import Choice, Surroundings
-from outpace.control.fairness import token_values
 from outpace.control.knowledge import Knowledge
 from outpace.decisions import Allotment, Offer, Selection, Wish
 
@@ -25,10 +24,11 @@ class StepPlan:
         drafting: seconds that calls are expected to take.
         expected: by request, the draft tokens that are expected to be kept.
         calls: by drafter, seconds that a pass of it takes for one request.
+        values: by request, what a token of it counts; None where that is 1 for all.
         total: seconds expected of the step, drafting included; None of one that was not planned, since it is plain.
     """
 
-    __slots__ = ("asked", "calls", "drafting", "expected", "probes", "total", "whole")
+    __slots__ = ("asked", "calls", "drafting", "expected", "probes", "total", "values", "whole")
 
     def __init__(self) -> None:
         self.asked: dict[int, Allotment] = {}
@@ -36,6 +36,7 @@ class StepPlan:
         self.whole: set[int] = set()
         self.drafting = 0.0
         self.total: float | None = None
+        self.values: dict[int, float] | None = None
         self.expected: dict[int, float] = {}
         self.calls: dict[str, float] = {}
 
@@ -62,7 +63,7 @@ class StepPlan:
         seconds = knowledge.step_seconds(around.rows, around.prompt_rows, sum(offer.num_tokens for offer in offers))
         if self.drafting:
             seconds = [value + self.drafting for value in seconds]
-        values = token_values(knowledge.requests, [offer.request_id for offer in offers], around.decoding)
+        values = None if self.values is None else [self.values.get(offer.request_id, 1.0) for offer in offers]
         plan = allocate(survivals, seconds, decoding=around.decoding, at_least=whole, values=values)
         self.total = plan.seconds
         row = row_price(seconds, sum(plan.counts), plan.tokens, plan.seconds)

@@ -64,7 +64,11 @@ class HeadRows(OwnRows):
         too_many = len(self.waiting) - _MOST_WAITING
         if too_many > 0:
             self.waiting = self.waiting[too_many:]
-            self.states = [torch.cat(self.states)[too_many:].clone()]
+        while too_many > 0:  # piece by piece, since a request that nobody drafts for comes here with every token
+            oldest = self.states.pop(0)
+            if len(oldest) > too_many:
+                self.states.insert(0, oldest[too_many:])
+            too_many -= len(oldest)
 
     def drop_waiting(self, most: int) -> None:
         """Forgets all but the first `most` of the states that wait."""

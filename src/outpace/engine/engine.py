@@ -154,9 +154,11 @@ class Engine:
     def abort(self, request_id: int) -> None:
         """Ends a request at once; it gives no further output. Unknown or finished ids are ignored."""
         request = self._requests.pop(request_id, None)
-        if request is not None and request.finish_reason is None and self._scheduler.remove(request):
+        if request is None or request.finish_reason is not None:
+            return
+        if self._scheduler.remove(request):
             self.drafting.release(request)
-            self.steering.release(request)
+        self.steering.release(request)
 
     @property
     def has_work(self) -> bool:
@@ -213,6 +215,7 @@ class Engine:
         for request in self._requests.values():
             if request.finish_reason and not request.reported:
                 self._scheduler.remove(request)
+                self.steering.release(request)
                 self._report(request, None)
 
     def _advance(self) -> list[Block]:

@@ -91,7 +91,8 @@ class Steering:
         free = plan.free if plan.free in allowed else None
         most = min(max(plan.most[name] for name in allowed), remaining - 1)
         widths = plan.widths if len(allowed) == len(plan.drafters) else _only(plan.widths, allowed)
-        return Wish(request.id, most, free, behind, remaining, widths)
+        limits = {name: plan.most[name] for name in allowed if plan.most[name] < most}
+        return Wish(request.id, most, free, behind, remaining, widths, limits)
 
     # The station.
 
@@ -166,12 +167,13 @@ class Steering:
         began = time.perf_counter()
         proposed = self._drafting.propose(name, list(asks.values()), asked, budget)
         seconds = time.perf_counter() - began
+        left = sum(self._drafting.rows_behind(name, turns[index].request) for index in asks)
         for index, draft in zip(asks, proposed, strict=True):
             drafts[index] = draft
             self._offer(turns[index].request, name, draft)
         rounds = max((draft.depth for draft in proposed), default=0)
         num_wide = sum(ask.width is not None and ask.width > 1 for ask in asks.values())
-        self._calls.append(DraftCall(name, len(asks), rounds, min(behind, budget), seconds, num_wide))
+        self._calls.append(DraftCall(name, len(asks), rounds, max(0, behind - left), seconds, num_wide))
 
     def _keep(self, turns: Sequence[Turn], drafts: list[Draft]) -> None:
         """Lets the controller look at all drafts together."""
