@@ -1,4 +1,4 @@
-"""What a token is worth: less to a request that has had many, so that those who gain nothing do not pay for the others.
+"""What a token is worth: less to a request that has had many, so that those who gain nothing pay less for the others.
 
 Draft tokens of one request make the step longer for all that decode beside it. The most tokens per second in sum may
 be had by slowing many down a little for one that becomes much faster. Valued by one over what each request gets on
