@@ -113,12 +113,11 @@ def choose(
 
     No computing drafter is asked beside prompt rows: somebody waits for a first token.
     """
-    found = {
-        index: knowledge.ranked(offer, _limit(knowledge, wishes[index], offer))
+    found = {index: knowledge.ranked(offer) for index, offer in enumerate(offers) if offer is not None}
+    survivals = [  # cut here and not before: what branches bring is told from the whole draft
+        found[index].survival[: _limit(knowledge, wishes[index], offer)] if offer is not None else []
         for index, offer in enumerate(offers)
-        if offer is not None
-    }
-    survivals = [found[index].survival if index in found else [] for index in range(len(wishes))]
+    ]
     fixed = [len(s) if offer is not None and offer.fixed else 0 for s, offer in zip(survivals, offers, strict=True)]
     most = sum(
         max(wish.most, len(survival)) if wish.computing else max(1, len(survival))

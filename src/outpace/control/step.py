@@ -57,7 +57,7 @@ class StepPlan:
         self, knowledge: Knowledge, branching: Branching, around: Surroundings, offers: Sequence[Offer]
     ) -> list[Selection]:
         """What of every draft is worth verifying."""
-        found = [knowledge.ranked(offer, offer.num_tokens) for offer in offers]
+        found = [knowledge.ranked(offer) for offer in offers]
         survivals = [each.survival for each in found]
         whole = [offer.num_tokens if offer.fixed or offer.request_id in self.whole else 0 for offer in offers]
         seconds = knowledge.step_seconds(around.rows, around.prompt_rows, sum(offer.num_tokens for offer in offers))
