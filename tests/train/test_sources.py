@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from outpace.errors import BadInput, CheckpointError
+from outpace.train.data import sources
 from outpace.train.data.builtin import TASKS, builtin_prompts
 from outpace.train.data.recorded import HEADER, newest_header
 from outpace.train.data.sources import read_prompts, read_records, read_texts
@@ -99,6 +100,22 @@ def test_texts_are_files_that_are_text(tmp_path: Path) -> None:
     assert sorted(read_texts([str(tmp_path)], 0)) == ["# B\n", "print(1)\n"]
     assert list(read_texts([str(tmp_path / "c.bin")], 0)) == ["no text by its name"]
     assert list(read_texts([str(tmp_path)], 1)) == list(read_texts([str(tmp_path)], 1))
+
+
+def test_licences_and_lists_of_changes_are_no_text_worth_learning(tmp_path: Path) -> None:
+    for name in ("copyright", "LICENSE", "Licence.txt", "COPYING.md", "changelog.rst", "README", "licensing.py"):
+        (tmp_path / name).write_text(name)
+    assert sorted(read_texts([str(tmp_path)], 0)) == ["README", "licensing.py"]
+    assert list(read_texts([str(tmp_path / "copyright")], 0)) == ["copyright"]  # whoever names it wants it
+
+
+def test_tests_of_the_standard_library_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "test" / "lib"  # where the library itself lies does not matter
+    for name in ("a.py", "json/b.py", "test/c.py", "json/tests/d.py", "site-packages/e.py"):
+        (library / name).parent.mkdir(parents=True, exist_ok=True)
+        (library / name).write_text(name)
+    monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(library)})
+    assert sorted(read_texts(["stdlib"], 0)) == ["a.py", "json/b.py"]
 
 
 def test_the_standard_library_is_on_every_machine() -> None:

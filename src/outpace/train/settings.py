@@ -13,11 +13,12 @@ from typing import Any
 from outpace.errors import InvalidParameter
 from outpace.params import check_integer
 
-__all__ = ["KINDS", "LOSSES", "PRESETS", "STATES", "DataSettings", "TrainSettings"]
+__all__ = ["KINDS", "LOSSES", "PRESETS", "SAVE_DTYPES", "STATES", "DataSettings", "TrainSettings"]
 
 KINDS = ("early-exit", "eagle3", "draft")
 LOSSES = ("kl", "tv", "lk", "nla")
 STATES = ("none", "fp16", "int8")
+SAVE_DTYPES = ("bf16", "fp16", "fp32")
 _WIDEST = 8192
 
 
@@ -82,6 +83,9 @@ class TrainSettings:
     states: str = _option(
         "none", "keep the model's states on disk, so that it runs once over the data: none, fp16, int8"
     )
+    save_dtype: str = _option(
+        "bf16", "numbers that the drafter is stored in, and measured with: bf16, fp16 (2 bytes each) or fp32 (4)"
+    )
     seed: int = _option(0, "of the order of windows and of new weights")
 
     def __post_init__(self) -> None:
@@ -97,10 +101,9 @@ class TrainSettings:
             ("seed", 0, 2**63 - 1),
         ):
             _put_integer(self, name, low, high)
-        if self.loss not in LOSSES:
-            raise InvalidParameter(f"loss={self.loss!r} is not known; possible: {', '.join(LOSSES)}")
-        if self.states not in STATES:
-            raise InvalidParameter(f"states={self.states!r} is not known; possible: {', '.join(STATES)}")
+        for name, possible in (("loss", LOSSES), ("states", STATES), ("save_dtype", SAVE_DTYPES)):
+            if getattr(self, name) not in possible:
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} is not known; possible: {', '.join(possible)}")
         for name, least, most in (
             ("lr", 0.0, 1.0),
             ("lr_floor", 0.0, 1.0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from outpace.models.load import LoadedFiles
 from outpace.source import Notify, Progress
 from outpace.train.data.answers import answer_prompts
 from outpace.train.data.document import Document, chat_document
+from outpace.train.data.holding_out import split_documents
 from outpace.train.data.packing import pack_documents
 from outpace.train.data.shards import BYTES_PER_TOKEN, TrainingData, write_data
 from outpace.train.data.sources import Conversation, read_prompts, read_records, read_texts
@@ -83,10 +83,8 @@ def prepare_data(plan: DataPlan, folder: Path, tools: Tools) -> TrainingData:
     for document in documents:
         if max(document.ids, default=0) >= known:
             raise BadInput(f"token id {max(document.ids)} is not one of the {known} ids that {tools.files.label} knows")
-    groups: dict[bool, list[Document]] = {False: [], True: []}
-    for document in documents:
-        groups[_is_held_out(document, settings)].append(document)
-    train, valid = (pack_documents(groups[held_out], settings.window) for held_out in (False, True))
+    sides = split_documents(documents, tools.files.tokenizer.decode, settings.validation, settings.seed)
+    train, valid = (pack_documents(side, settings.window) for side in sides)
     return write_data(folder, train, valid, tools.identity, [*plan.prompts, *plan.text, *plan.records])
 
 
@@ -148,9 +146,3 @@ def _texts(plan: DataPlan, tools: Tools) -> Iterator[Document]:
         tokens += len(ids)
         tools.progress("reading text", tokens, most)
         yield Document.text(ids)
-
-
-def _is_held_out(document: Document, settings: DataSettings) -> bool:
-    """Decided by the text itself, so that the same text is never on both sides, in whatever order it comes."""
-    digest = hashlib.sha256(f"{settings.seed}:{list(document.ids)}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < settings.validation * 2**64

@@ -1,7 +1,7 @@
 """Where prompts and texts come from: files, folders, data sets, and what every machine has.
 
 prompts   builtin, FILE.jsonl (a prompt or a conversation a line), FOLDER of such files, datasets:ID[:SPLIT]
-text      stdlib (Python's own source), docs (/usr/share/doc), FILE, FOLDER
+text      stdlib (Python's own source), docs (/usr/share/doc), FILE, FOLDER; of folders without licences and changelogs
 records   FILE.jsonl or FOLDER with prompt_token_ids and token_ids a line: what a model has said already; among them
           files of `outpace serve --record`, which say which model that was
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,10 @@ _TEXT_KINDS = frozenset(
     (".py", ".md", ".txt", ".rst", ".html", ".js", ".ts", ".go", ".rs", ".c", ".h", ".java", ".json", "")
 )
 _LONGEST_FILE = 1 << 20
+_LEFT_OUT = frozenset(("site-packages", "test", "tests", "idle_test"))
+"""Folders of the standard library: other people's, and tests, which are more than half of it and much alike."""
+_ABOUT_RIGHTS = re.compile(r"(copyright|licen[cs]e|copying|changelog)", re.IGNORECASE)
+"""Files that say the same wherever they lie, or list changes."""
 _PLAIN = ("prompt", "instruction", "question", "query", "input", "text")
 _TALKS = ("messages", "conversations", "conversation")
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
@@ -177,7 +182,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _text_files(source: str) -> list[Path]:
     if source == "stdlib":
         folder = Path(sysconfig.get_paths()["stdlib"])
-        found = [path for path in folder.rglob("*.py") if "site-packages" not in path.parts]
+        found = [path for path in folder.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(folder).parts)]
     elif source == "docs":
         found = [path for path in Path("/usr/share/doc").rglob("*") if path.suffix in _TEXT_KINDS]
     else:
@@ -187,4 +192,5 @@ def _text_files(source: str) -> list[Path]:
         if not path.is_dir():
             raise BadInput(f"{source!r} is no text: stdlib, docs, a file or a folder")
         found = [item for item in path.rglob("*") if item.suffix in _TEXT_KINDS]
+    found = [path for path in found if not _ABOUT_RIGHTS.match(path.name)]
     return sorted(path for path in found if path.is_file() and path.stat().st_size <= _LONGEST_FILE)
