@@ -41,7 +41,7 @@ def run_command(arguments: Sequence[str], backend: Backend | None) -> int:
         # It reads its own command line, which is vLLM's; imported here, because nothing else needs it.
         served: int = import_module("outpace.cli.serve").run(arguments[1:])
         return served
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(train.with_kind(arguments))
     code: int = options.run(options, backend or Backend())
     return code
 

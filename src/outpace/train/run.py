@@ -21,6 +21,7 @@ from outpace.models.load import require_fit
 from outpace.models.native.library import prepare
 from outpace.models.threads import usable_cores
 from outpace.source import Notify, Progress, Source
+from outpace.train.beginning import open_beginning
 from outpace.train.data.prepare import DataPlan, Tools, prepare_data
 from outpace.train.data.shards import TrainingData, read_data
 from outpace.train.identity import Identity
@@ -28,10 +29,11 @@ from outpace.train.kinds.base import Kind, Material
 from outpace.train.kinds.draft import Draft, DraftOptions, chosen_layers
 from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, draft_vocabulary
 from outpace.train.kinds.early_exit import EarlyExit, check_layers
+from outpace.train.result import write_result
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 from outpace.train.states import StoredStates, stored_bytes
 from outpace.train.target import StateSource, Target
-from outpace.train.trainer import CHECKPOINT, Outcome, Sources, Trainer
+from outpace.train.trainer import CHECKPOINT, DRAFTER, Outcome, Sources, Trainer
 from outpace.train.writing import make_folder, write_json
 
 __all__ = ["Plan", "make_data", "resumed", "train"]
@@ -56,6 +58,7 @@ class Plan:
         preset: whose sources are taken where none is named.
         options: of this kind alone.
         tensorboard: write its files too.
+        head: the head to begin as, instead of new weights: its folder, a run's folder or a hub id.
         resume: go on from the folder's checkpoint.
     """
 
@@ -71,6 +74,7 @@ class Plan:
     preset: str
     options: Mapping[str, Any]
     tensorboard: bool = False
+    head: str | None = None
     resume: bool = False
 
 
@@ -130,11 +134,16 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     identity = Identity.of(source.files, shape)
     vocab_size = min(shape.vocab_size, source.files.tokenizer.vocab_size)
     material = Material(source.files, shape, vocab_size, plan.train.loss, plan.train.chain)
+    beginning = None
+    if plan.head is not None:
+        allow_pickle = plan.engine.allow_pickle
+        beginning = open_beginning(plan.kind, plan.head, shape, plan.options, allow_pickle=allow_pickle)
+        plan = replace(plan, options=beginning.options)
     _check_options(plan, shape)
     make_folder(plan.folder)
     data = _data(plan, source, identity, notify, progress)
     _set_threads(plan.engine)  # the engine that answered prompts may have given cores up for the moment
-    kind = _make_kind(plan, material, data)
+    kind = _make_kind(plan, material, data) if beginning is None else beginning.make(material)
     write_json(plan.folder / _RUN, _as_json(plan))
     trained = sum(item.numel() for item in kind.module.parameters() if item.requires_grad)
     # Weights, gradients and the optimiser's two moments; and the output head in float32.
@@ -154,7 +163,10 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     trainer = Trainer(kind, sources, plan.train, plan.folder, identity, notify, tensorboard=plan.tensorboard)
     if plan.resume:
         notify(f"going on behind step {trainer.resume()} of {plan.train.steps}")
-    return trainer.run()
+    outcome = trainer.run()
+    if beginning is None:
+        return outcome
+    return replace(outcome, better=write_result(plan.folder, plan.folder / DRAFTER, beginning, identity, outcome))
 
 
 def resumed(folder: Path, engine: Callable[[EngineConfig], EngineConfig]) -> Plan:
@@ -185,6 +197,7 @@ def resumed(folder: Path, engine: Callable[[EngineConfig], EngineConfig]) -> Pla
             preset=found["preset"],
             options=found["options"],
             tensorboard=found["tensorboard"],
+            head=found.get("head"),
             resume=True,
         )
     except (KeyError, TypeError) as error:
@@ -201,6 +214,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "preset": plan.preset,
         "options": dict(plan.options),
         "tensorboard": plan.tensorboard,
+        "head": plan.head,
     }
 
 

@@ -86,6 +86,7 @@ class Outcome:
         best_step: after how many steps that was.
         served: how to serve it: {drafter: speculative config as JSON}.
         speed: of this session.
+        better: whether what was saved is better than the head it began as; None if it began as none.
     """
 
     ending: Ending
@@ -95,6 +96,7 @@ class Outcome:
     best_step: int
     served: dict[str, str]
     speed: Speed
+    better: bool | None = None
 
 
 class Trainer:

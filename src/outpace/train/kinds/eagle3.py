@@ -28,7 +28,7 @@ from outpace.train.rounding import stored_weights
 from outpace.train.target import Batch
 from outpace.train.teacher import SubsetTeacher
 
-__all__ = ["Eagle3", "Eagle3Options", "aux_layers", "draft_vocabulary"]
+__all__ = ["Eagle3", "Eagle3Options", "aux_layers", "draft_vocabulary", "layer_shape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Eagle3:
     def __init__(self, material: Material, ids: torch.Tensor, options: Eagle3Options) -> None:
         self._material, self._ids, self._options = material, ids, options
         self._aux_layers = aux_layers(material.shape.num_layers)
-        self._layer = _layer_shape(material.shape)
+        self._layer = layer_shape(material.shape)
         rows = head_weight(material)[ids]
         self._head = Eagle3Head(self._layer, material.shape.hidden_size, len(ids) if options.train_head else None)
         self._shared_rows = None if options.train_head else rows
@@ -206,7 +206,7 @@ def _starts(rows: torch.Tensor, step: int) -> torch.Tensor:
     return rows[there]
 
 
-def _layer_shape(shape: DecoderConfig) -> DecoderConfig:
+def layer_shape(shape: DecoderConfig) -> DecoderConfig:
     """A layer that every engine for these heads can run."""
     return replace(
         shape,
