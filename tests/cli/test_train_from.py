@@ -110,7 +110,7 @@ def test_no_records_and_no_folder(outpace, tmp_path: Path) -> None:
 def test_as_many_answers_as_are_wanted(outpace, world: World, records: Path, tmp_path: Path) -> None:
     """Of 12 answers with their prompts, 23 tokens each, five."""
     result = outpace("train", "data", "--records", str(records), "--max-record-tokens", "100", "--out", "data",
-                     "--model", world.engine.model, "--quantization", "none", "--threads", "1", "--window", "32")  # fmt: skip
+                     "--model", world.engine.model, "--quantization", "none", "--threads", "1")  # fmt: skip
     assert result.code == 0, result.err
     assert "100 tokens of recorded answers are enough" in result.err
     splits = json.loads((tmp_path / "data" / "index.json").read_text())["splits"]
