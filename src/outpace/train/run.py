@@ -28,6 +28,7 @@ from outpace.train.kinds.base import Kind, Material
 from outpace.train.kinds.draft import Draft, DraftOptions, chosen_layers
 from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, draft_vocabulary
 from outpace.train.kinds.early_exit import EarlyExit, check_layers
+from outpace.train.memory import keep_freed_memory
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 from outpace.train.states import StoredStates, stored_bytes
 from outpace.train.target import StateSource, Target
@@ -121,6 +122,7 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     Raises:
         OutpaceError: model, data, settings or checkpoint cannot be used, or training failed; says why.
     """
+    keep_freed_memory()
     _set_threads(plan.engine)
     if not plan.resume and (plan.folder / CHECKPOINT).is_file():
         raise BadInput(f"{plan.folder} holds a run already: go on with --resume {plan.folder}, or name another --out")

@@ -9,8 +9,8 @@ from outpace.train.target import Batch
 
 __all__ = ["SubsetTeacher", "WholeTeacher"]
 
-_CHUNK = 8 << 20
-"""Numbers in one chunk of logits."""
+_CHUNK = 2 << 20
+"""Numbers in one chunk of logits: 8 MB, which stays with the process when it is freed (`memory`)."""
 _KEPT = 256 << 20
 """Most numbers of probabilities kept for several drafters of one batch (1 GB)."""
 
