@@ -17,7 +17,7 @@ __all__ = ["KINDS", "LOSSES", "PRESETS", "STATES", "DataSettings", "TrainSetting
 
 KINDS = ("early-exit", "eagle3", "draft")
 LOSSES = ("kl", "tv", "lk", "nla")
-STATES = ("none", "fp16", "int8")
+STATES = ("auto", "none", "fp16", "int8")
 _WIDEST = 8192
 
 
@@ -76,7 +76,9 @@ class TrainSettings:
     eval_windows: int = _option(16, "most held-out windows measured")
     patience: int = _option(0, "measurements without improvement after which training ends; 0: never before its steps")
     states: str = _option(
-        "none", "keep the model's states on disk, so that it runs once over the data: none, fp16, int8"
+        "auto",
+        "keep the model's states on disk, beside the data, so that it runs once over them: none, fp16, int8, or auto "
+        "(int8 if the data are read more than once and there is room)",
     )
     seed: int = _option(0, "of the order of windows and of new weights")
 

@@ -25,7 +25,7 @@ from outpace.train.kinds.base import Loss, Material, follows, head_weight
 from outpace.train.losses import HeadLoss, head_loss
 from outpace.train.modules.eagle3 import Eagle3Head
 from outpace.train.target import Batch
-from outpace.train.teacher import SubsetTeacher
+from outpace.train.teacher import PartOfHead, SubsetTeacher
 
 __all__ = ["Eagle3", "Eagle3Options", "aux_layers", "draft_vocabulary", "thinned"]
 
@@ -114,6 +114,7 @@ class Eagle3:
         rows = head_weight(material)[ids]
         self._head = Eagle3Head(self._layer, material.shape.hidden_size, len(ids) if options.train_head else None)
         self._shared_rows = None if options.train_head else rows
+        self._teaching = PartOfHead(material.weight("model.norm.weight"), material.shape.rms_norm_eps, rows)
         _initialise(self._head, material, rows)
 
     @property
@@ -184,7 +185,7 @@ class Eagle3:
         """The teacher, and rows [N] of the flattened batch a chain may be drafted behind: with a row before them."""
         counted = batch.windows.counted
         rows = (counted & ~batch.windows.starts).flatten().nonzero().squeeze(1)
-        return SubsetTeacher(batch, rows, self._ids), rows
+        return SubsetTeacher(batch, rows, self._ids, self._teaching), rows
 
     def _judged(self, batch: Batch, teacher: SubsetTeacher, starts: Sequence[torch.Tensor]) -> list[HeadLoss]:
         """Token `step` of the chains behind rows `starts[step]`, for every step."""
