@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from outpace.errors import CheckpointError, OutpaceError
-from outpace.train.states import StoredStates, stored_bytes
 from outpace.train.data.packing import Windows
+from outpace.train.states import StoredStates, stored_bytes
 from outpace.train.target import Batch
 from outpace.train.teacher import PartOfHead, SubsetTeacher, WholeTeacher
 from tests.models.tiny_models import lanes, pack_of

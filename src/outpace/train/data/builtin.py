@@ -22,9 +22,9 @@ _PLACES = ("a bakery", "a bicycle shop", "a small museum", "a school library", "
 _THEMES = ("composting", "bicycle brakes", "the water cycle", "public libraries", "sourdough", "tide tables",
            "chess openings", "solar panels", "hash tables", "version control", "map projections", "bees",
            "a good night's sleep", "learning a language", "how vaccines work", "the history of paper",
-           "black holes", "personal budgeting", "house plants", "running a marathon", "photosynthesis", "job interviews",
-           "the French Revolution", "unit tests", "garden birds", "public speaking", "earthquakes", "coffee",
-           "machine learning", "the Roman Empire", "recursion", "recycling", "vitamins", "volcanoes", "opera",
+           "black holes", "personal budgeting", "house plants", "running a marathon", "photosynthesis",
+           "job interviews", "the French Revolution", "unit tests", "garden birds", "public speaking", "earthquakes",
+           "coffee", "machine learning", "the Roman Empire", "recursion", "recycling", "vitamins", "volcanoes", "opera",
            "regular expressions", "the immune system", "inflation", "time zones", "writing a novel", "home networks",
            "electric cars", "the moon landing", "sailing knots", "meditation", "databases", "whales",
            "first aid", "probability", "impressionist painting")  # fmt: skip
@@ -55,7 +55,8 @@ _CLASSES = (("Basket", "Cart", "item", "price"), ("Ledger", "Journal", "account"
             ("Stockroom", "Depot", "part", "count"), ("Scores", "Ranking", "player", "points"),
             ("Garden", "Orchard", "plant", "litres"), ("Fleet", "Garage", "lorry", "weight"),
             ("Library", "Archive", "title", "copies"), ("Menu", "Card", "dish", "cost"))  # fmt: skip
-_CODES = ("""class {name}:
+_CODES = (
+    """class {name}:
     def __init__(self):
         self.{item}s = {{}}
 
@@ -71,7 +72,8 @@ _CODES = ("""class {name}:
         result = 0
         for {item} in self.{item}s:
             result += self.{item}s[{item}]
-        return result""", """class {name}:
+        return result""",
+    """class {name}:
     limit = 100
 
     def __init__(self, owner):
@@ -91,7 +93,8 @@ _CODES = ("""class {name}:
         return max(self._{item}s, key=lambda pair: pair[1])
 
     def total(self):
-        return sum({value} for _, {value} in self._{item}s)""")
+        return sum({value} for _, {value} in self._{item}s)""",
+)
 _CODE_EDITS = ("Add type hints and print it whole.", "Add a docstring and leave the code as it is.",
                "Rename the variables so that they explain themselves. Print all of it.",
                "Add a comment above each step and print the whole code again.",

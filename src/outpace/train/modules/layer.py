@@ -98,9 +98,7 @@ class Attention(nn.Module):
         query = self._split(self.q_proj(rows))
         return _turned(query if self.q_norm is None else self.q_norm(query), turn)
 
-    def keys(
-        self, rows: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys(self, rows: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """[..., n, inputs] -> turned keys, and values, [..., key heads, n, D]."""
         key = self._split(self.k_proj(rows))
         return _turned(key if self.k_norm is None else self.k_norm(key), turn), self._split(self.v_proj(rows))
@@ -116,7 +114,7 @@ class Attention(nn.Module):
         return self.join(F.scaled_dot_product_attention(query, key, value, attn_mask=mask))
 
     def _split(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.unflatten(-1, (rows.shape[-1] // self._head_dim, self._head_dim)).transpose(-3, -2)
+        return rows.view(*rows.shape[:-1], rows.shape[-1] // self._head_dim, self._head_dim).transpose(-3, -2)
 
 
 def _turned(heads: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
