@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from outpace.drafters.draft_model import DraftModelDrafter
-from outpace.drafters.eagle3 import Eagle3Drafter
 from outpace.drafters.early_exit import EarlyExitDrafter
+from outpace.drafters.feature_head import FeatureHeadDrafter
 from outpace.drafters.ngram import NgramDrafter
 from outpace.drafters.suffix import SuffixDrafter
 from outpace.engine.engine import Engine
@@ -118,7 +118,7 @@ def make_drafter(name: str, quantization: str, cache: KvCache, nudged_from: int 
     if name.startswith("eagle3"):
         head = tiny_head.head(quantization)
         own_cache = head.new_cache(8, CAPACITY, 8 * CAPACITY)
-        return Eagle3Drafter(head, own_cache, tree_width=3 if name.endswith("tree") else 1)
+        return FeatureHeadDrafter("eagle3", head, own_cache, tree_width=3 if name.endswith("tree") else 1)
     chosen = adapter(quantization) if name == "adapter" else None
     return EarlyExitDrafter(target(quantization, nudged_from), cache, exit_layer=EXIT_LAYER, adapter=chosen)
 
