@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3", "mimo")
-"""`model_type` of the architectures the lean decoder runs (SmolLM and SmolLM2 are llama; mimo has the layers of qwen2)."""
+"""`model_type` of the architectures the lean decoder runs (SmolLM and SmolLM2 are llama; mimo is qwen2 inside)."""
 
 SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 

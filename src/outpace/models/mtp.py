@@ -60,8 +60,9 @@ class MtpHead:
     @property
     def bytes_per_token(self) -> int:
         """Weights read to compute one row and its logits."""
-        read: int = self._enter.weight_bytes + self._layers.weight_bytes + self._head.weight_bytes
-        return read
+        norms = (self._token_norm, self._state_norm, self._last_norm)
+        parts = (self._enter, self._layers, self._head, *norms)
+        return sum(int(part.weight_bytes) for part in parts)
 
     def describe(self) -> str:
         """Precision of the linear layers, for people."""
