@@ -1,9 +1,9 @@
 """An MTP layer that is exact by construction, on a real decoder: every token it drafts is accepted.
 
 The target is that of `test_exact_head`: its state is 1 | e(t) | e(t before), which says what comes next. The MTP layer
-needs no attention for the next state: the newest token's embedding comes in, that of the token before is in the state it
-reads, and what it puts out is read again for the token after. Another state, another order of the two, or a token of
-another place is another text.
+needs no attention for the next state: the newest token's embedding comes in, that of the token before is in the state
+it reads, and what it puts out is read again for the token after. Another order of the two, or a token of another
+place, is another text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The serving MTP head against its definition: logits, states fed back, kernels, trees, and what a drafter makes of it."""
+"""The serving MTP head against its definition: logits, states fed back, kernels, trees, and drafts."""
 
 from __future__ import annotations
 
