@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 
 from outpace.train.data.document import Document
@@ -23,17 +25,48 @@ def test_two_texts_in_windows_of_six() -> None:
     assert windows.num_tokens == 10
 
 
-def test_a_text_goes_on_in_the_next_window_from_position_zero() -> None:
+def test_what_is_longer_than_a_window_goes_on_in_another_from_position_zero() -> None:
+    """The rest of the long text shares a window with the short one, whose number comes first."""
     windows = pack_documents([Document.text(range(10, 14)), Document.text(range(20, 34))], 10)
-    assert windows.ids.tolist() == [[*range(10, 14), *range(20, 26)], [*range(26, 34), 0, 0]]
-    assert windows.pieces.tolist() == [[0] * 4 + [1] * 6, [0] * 8 + [NOTHING] * 2]
-    assert windows.positions.tolist() == [[*range(4), *range(6)], [*range(8), 0, 1]]
-    assert windows.counted.tolist() == [[True] * 3 + [False] + [True] * 5 + [False], [True] * 7 + [False] * 3]
+    assert windows.ids.tolist() == [[*range(10, 14), *range(30, 34), 0, 0], [*range(20, 30)]]
+    assert windows.pieces.tolist() == [[0] * 4 + [1] * 4 + [NOTHING] * 2, [0] * 10]
+    assert windows.positions.tolist() == [[*range(4), *range(4), 0, 1], [*range(10)]]
+    assert windows.counted.tolist() == [([True] * 3 + [False]) * 2 + [False] * 2, [True] * 9 + [False]]
 
 
-def test_windows_without_a_token_to_predict_are_left_out() -> None:
-    prompts = [Document([1, 2, 3, 4], [False] * 4), Document.text([5, 6, 7, 8])]
+def test_the_longest_first_each_where_it_leaves_the_least_room() -> None:
+    """By hand: 9 and 7 open windows of 12, 5 fills the second, 4 opens a third, of which 4 and 4 take the rest."""
+    lengths = [4, 5, 4, 7, 9, 4]
+    windows = pack_documents([Document.text([number] * length) for number, length in enumerate(lengths)], 12)
+    assert windows.ids.tolist() == [[0] * 4 + [2] * 4 + [5] * 4, [1] * 5 + [3] * 7, [4] * 9 + [0] * 3]
+
+
+def test_a_text_that_fits_is_never_cut() -> None:
+    """Random lengths: every text whole in one window, at positions from 0, and little room wasted."""
+    draw = random.Random(5)
+    documents = [Document.answer([n] * draw.randint(1, 20), [n] * draw.randint(1, 44)) for n in range(300)]
+    whole = {n: len(item.ids) for n, item in enumerate(documents) if len(item.ids) >= 4}
+    windows = pack_documents(documents, 64)
+    found: dict[int, int] = {}
+    for ids, pieces in zip(windows.ids.tolist(), windows.pieces.tolist(), strict=True):
+        for piece in range(max(pieces) + 1):
+            inside = [token for token, number in zip(ids, pieces, strict=True) if number == piece]
+            assert len(set(inside)) == 1
+            assert inside[0] not in found
+            found[inside[0]] = len(inside)
+    assert found == whole
+    assert windows.num_tokens > 0.95 * windows.ids.numel()
+
+
+def test_pieces_without_a_token_to_predict_are_left_out() -> None:
+    """A piece that teaches nothing takes nobody's place, and nothing stands before the first token of a piece."""
+    prompts = [
+        Document([1, 2, 3, 4], [False] * 4),
+        Document.text([5, 6, 7, 8]),
+        Document([9] * 4, [True] + [False] * 3),
+    ]
     assert pack_documents(prompts, 4).ids.tolist() == [[5, 6, 7, 8]]
+    assert pack_documents(prompts, 8).ids.tolist() == [[5, 6, 7, 8, 0, 0, 0, 0]]
     assert len(pack_documents([], 4)) == 0
     assert pack_documents([], 4).width == 4
 

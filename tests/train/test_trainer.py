@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from outpace.errors import CheckpointError, OutpaceError
 from outpace.train import writing
+from outpace.train.acceptance import Chains
 from outpace.train.curves import Curves
 from outpace.train.data.shards import TrainingData
 from outpace.train.identity import Identity
@@ -27,7 +28,7 @@ from outpace.train.sampler import Sampler
 from outpace.train.schedule import learning_rate
 from outpace.train.settings import TrainSettings
 from outpace.train.target import Batch
-from outpace.train.trainer import CHECKPOINT, DRAFTER, Ending, Sources, Trainer
+from outpace.train.trainer import CHECKPOINT, DRAFTER, Ending, Sources, Trainer, _spread
 from tests.train.tiny import EXIT, World, random_windows
 
 SETTINGS = TrainSettings(steps=12, batch_windows=2, lr=1e-3, warmup=3, eval_every=5, eval_windows=2, chain=3)
@@ -153,7 +154,7 @@ def test_going_on_after_the_process_died_between_two_checkpoints(world: World, t
 
 def test_the_best_state_is_kept_and_training_ends_early(world: World, tmp_path: Path) -> None:
     """A rate that destroys what there was: nothing after the beginning is better."""
-    settings = replace(SETTINGS, lr=1.0, warmup=0, eval_every=2, patience=2, loss="kl")
+    settings = replace(SETTINGS, lr=1.0, warmup=0, eval_every=2, patience=2, loss="kl", save_dtype="fp32")
     kind = EarlyExit(world.material, [EXIT])
     before = {name: tensor.clone() for name, tensor in kind.module.state_dict().items()}
     outcome = trainer(world, tmp_path, settings, kind=kind).run()
@@ -165,6 +166,44 @@ def test_the_best_state_is_kept_and_training_ends_early(world: World, tmp_path: 
     assert torch.equal(found["block.mlp.up_proj.weight"], files["block.mlp.up_proj.weight"])
     last = kind.module.get_parameter(f"exit_{EXIT}.block.mlp.up_proj.weight")
     assert not torch.equal(last, found["block.mlp.up_proj.weight"])
+
+
+def test_what_is_measured_is_what_is_stored(world: World, tmp_path: Path) -> None:
+    """A block whose weights have more bits than bf16: acceptance is that of the file, and training goes on from its own
+    weights."""
+    kind = EarlyExit(world.material, [EXIT])
+    before = {name: tensor.clone() for name, tensor in kind.module.state_dict().items()}
+    seen: list[dict[str, torch.Tensor]] = []
+
+    class Watching:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(kind, name)
+
+        def chains(self, batch: Batch) -> dict[str, Chains]:
+            seen.append({name: tensor.clone() for name, tensor in kind.module.state_dict().items()})
+            return kind.chains(batch)
+
+    trainer(world, tmp_path, replace(SETTINGS, steps=1, lr=1e-9, clip=1e-9), kind=Watching()).run()
+    files = load_file(tmp_path / DRAFTER / "model.safetensors")
+    for name, tensor in before.items():
+        stored = files[name.partition(".")[2]]
+        assert stored.dtype == torch.bfloat16
+        assert torch.equal(stored, tensor.bfloat16())
+        assert torch.equal(seen[0][name], stored.float())
+    some = "block.mlp.up_proj.weight"
+    assert not torch.equal(files[some].float(), before[f"exit_{EXIT}.{some}"])
+    torch.testing.assert_close(kind.module.state_dict(), before, rtol=0, atol=1e-8)
+
+
+def test_windows_at_even_distances_are_measured() -> None:
+    assert _spread(10, 4).tolist() == [0, 3, 6, 9]
+    assert _spread(10, 99).tolist() == list(range(10))
+    assert _spread(7, 1).tolist() == [0]
+    for count in (2, 5, 100):
+        for most in (2, 3, 50):
+            chosen = _spread(count, most).tolist()
+            assert len(set(chosen)) == len(chosen) == min(count, most)
+            assert (chosen[0], chosen[-1]) == (0, count - 1)
 
 
 def test_a_loss_that_is_no_number_stops_with_step_and_batch(world: World, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 from outpace.errors import InvalidParameter
 from outpace.params import check_integer
 
-__all__ = ["KINDS", "LOSSES", "PRESETS", "STATES", "DataSettings", "TrainSettings"]
+__all__ = ["KINDS", "LOSSES", "PRESETS", "SAVE_DTYPES", "STATES", "DataSettings", "TrainSettings"]
 
 KINDS = ("early-exit", "eagle3", "draft")
 LOSSES = ("kl", "tv", "lk", "nla")
 STATES = ("none", "fp16", "int8")
+SAVE_DTYPES = ("bf16", "fp16", "fp32")
 _WIDEST = 8192
 
 
@@ -33,6 +34,9 @@ class DataSettings:
     validation: float = _option(0.05, "share of the texts held out to measure acceptance on, above 0 and below 1")
     max_prompts: int = _option(1000, "most prompts answered by the model, over all sources")
     max_text_tokens: int = _option(1_000_000, "most tokens of text, over all sources")
+    max_record_tokens: int = _option(
+        5_000_000, "most tokens of recorded answers and their prompts, over all sources, the newest first"
+    )
     max_tokens: int = _option(256, "longest answer, in tokens")
     temperature: float = _option(0.0, "of the answers; 0: the model's most likely words")
     keep_answers: bool = _option(False, "take answers that stand in the sources, instead of asking the model")
@@ -44,6 +48,7 @@ class DataSettings:
             ("window", 8, _WIDEST),
             ("max_prompts", 0, math.inf),
             ("max_text_tokens", 0, math.inf),
+            ("max_record_tokens", 1, math.inf),
             ("max_tokens", 1, math.inf),
             ("batch", 1, 256),
             ("seed", 0, 2**63 - 1),
@@ -78,6 +83,9 @@ class TrainSettings:
     states: str = _option(
         "none", "keep the model's states on disk, so that it runs once over the data: none, fp16, int8"
     )
+    save_dtype: str = _option(
+        "bf16", "numbers that the drafter is stored in, and measured with: bf16, fp16 (2 bytes each) or fp32 (4)"
+    )
     seed: int = _option(0, "of the order of windows and of new weights")
 
     def __post_init__(self) -> None:
@@ -93,10 +101,9 @@ class TrainSettings:
             ("seed", 0, 2**63 - 1),
         ):
             _put_integer(self, name, low, high)
-        if self.loss not in LOSSES:
-            raise InvalidParameter(f"loss={self.loss!r} is not known; possible: {', '.join(LOSSES)}")
-        if self.states not in STATES:
-            raise InvalidParameter(f"states={self.states!r} is not known; possible: {', '.join(STATES)}")
+        for name, possible in (("loss", LOSSES), ("states", STATES), ("save_dtype", SAVE_DTYPES)):
+            if getattr(self, name) not in possible:
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} is not known; possible: {', '.join(possible)}")
         for name, least, most in (
             ("lr", 0.0, 1.0),
             ("lr_floor", 0.0, 1.0),

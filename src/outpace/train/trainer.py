@@ -23,6 +23,7 @@ from outpace.train.identity import Identity
 from outpace.train.interrupt import Interrupt
 from outpace.train.kinds.base import Kind
 from outpace.train.report import Speed, measured_lines, step_line
+from outpace.train.rounding import SAVED_AS, rounded
 from outpace.train.sampler import Sampler
 from outpace.train.schedule import learning_rate
 from outpace.train.settings import TrainSettings
@@ -233,11 +234,14 @@ class Trainer:
         return Batch(chosen, states.states(chosen, which), self._sources.target)
 
     def _measure(self) -> None:
-        """Acceptance on held-out text; the best state is kept as the drafter to serve."""
+        """Acceptance on held-out text of the weights as they would be stored; the best are, as the drafter to serve."""
+        with rounded(self._kind.module, SAVED_AS[self._settings.save_dtype]):
+            self._measure_rounded()
+
+    def _measure_rounded(self) -> None:
         windows = self._sources.data.valid
-        count = min(len(windows), self._settings.eval_windows)
         tallies: dict[str, Tally] = {}
-        for which in torch.split(torch.arange(count, dtype=torch.int64, device="cpu"), self._settings.batch_windows):
+        for which in torch.split(_spread(len(windows), self._settings.eval_windows), self._settings.batch_windows):
             batch = self._batch(windows, self._sources.valid, which)
             for name, chains in self._kind.chains(batch).items():
                 tallies.setdefault(name, Tally(self._settings.chain)).add(chains)
@@ -248,7 +252,7 @@ class Trainer:
             self._notify(line)
         score = sum(item.greedy_length + item.sampled_length for item in found.values()) / max(1, len(found))
         if score > self._best["score"]:
-            self._served = self._kind.save(self._folder / DRAFTER)
+            self._served = self._kind.save(self._folder / DRAFTER, SAVED_AS[self._settings.save_dtype])
             kept = {name: asdict(item) for name, item in found.items()}
             self._best = {"step": self._step, "score": score, "acceptance": kept, "misses": 0}
         else:
@@ -293,6 +297,12 @@ class Trainer:
             f"{what} at step {self._step + 1}; its batch is in {path}, the last checkpoint in {self._folder}. Train "
             f"again with a lower --lr than {self._settings.lr:g}"
         )
+
+
+def _spread(count: int, most: int) -> torch.Tensor:
+    """At most `most` of the numbers 0 .. count - 1, at even distances: windows come in the order of their sources."""
+    chosen = torch.linspace(0, count - 1, min(count, most), dtype=torch.float64, device="cpu")
+    return chosen.round().long()
 
 
 def _groups(module: torch.nn.Module, decay: float) -> list[dict[str, Any]]:

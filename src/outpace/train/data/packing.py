@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,43 +71,64 @@ class Windows:
 
 
 def pack_documents(documents: Iterable[Document], width: int) -> Windows:
-    """Fills windows one after the other; a text that does not fit into the rest of one goes on in the next.
+    """Fills windows with whole texts: the longest first, each where it leaves the least room.
 
-    What goes on in another window begins there at position 0, without the text before it.
+    A text that fits into a window is never cut, for the rest of an answer without its beginning is nothing that a
+    model says. What is longer than a window is cut into pieces of its width, each of which begins at position 0
+    without the text before it. Pieces in which nothing is to be predicted are left out. Windows, and the pieces in
+    them, come in the order of the texts.
 
     Args:
         documents: texts.
         width: tokens in a window.
     """
-    rows: list[tuple[list[int], list[int], list[bool]]] = []
-    ids: list[int] = []
-    pieces: list[int] = []
-    labels: list[bool] = []
-
-    def close() -> None:
-        nonlocal ids, pieces, labels
-        if any(labels):
-            gap = width - len(ids)
-            rows.append((ids + [0] * gap, pieces + [NOTHING] * gap, labels + [False] * gap))
-        ids, pieces, labels = [], [], []
-
-    for document in documents:
+    pieces = [piece for document in documents for piece in _pieces(document, width)]
+    windows = sorted(_best_fit([len(piece.ids) for piece in pieces], width))
+    shape = (len(windows), width)
+    ids = torch.zeros(shape, dtype=torch.int64, device="cpu")
+    numbers = torch.full(shape, NOTHING, dtype=torch.int64, device="cpu")
+    labels = torch.zeros(shape, dtype=torch.bool, device="cpu")
+    for row, chosen in enumerate(windows):
         begin = 0
-        while len(document.ids) - begin >= _SHORTEST:
-            if width - len(ids) < _SHORTEST:
-                close()
-            end = min(len(document.ids), begin + width - len(ids))
-            number = pieces[-1] + 1 if pieces else 0
-            ids += list(document.ids[begin:end])
-            pieces += [number] * (end - begin)
-            labels += list(document.labels[begin:end])
-            begin = end
-    close()
-    return _as_tensors(rows, width)
+        for number, which in enumerate(chosen):
+            piece = pieces[which]
+            here = slice(begin, begin + len(piece.ids))
+            ids[row, here] = torch.tensor(piece.ids, dtype=torch.int64, device="cpu")
+            numbers[row, here] = number
+            labels[row, here] = torch.tensor(piece.labels, dtype=torch.bool, device="cpu")
+            begin = here.stop
+    return Windows(ids, numbers, labels)
 
 
-def _as_tensors(rows: list[tuple[list[int], list[int], list[bool]]], width: int) -> Windows:
-    def tensor(part: int, kind: torch.dtype) -> torch.Tensor:
-        return torch.tensor([row[part] for row in rows], dtype=kind, device="cpu").reshape(-1, width)
+def _pieces(document: Document, width: int) -> Iterator[Document]:
+    """The document, cut where it is longer than a window; only pieces that teach something."""
+    for begin in range(0, len(document.ids), width):
+        end = min(begin + width, len(document.ids))
+        # The first token of a piece is never predicted: nothing stands before it.
+        if end - begin >= _SHORTEST and any(document.labels[begin + 1 : end]):
+            yield Document(document.ids[begin:end], document.labels[begin:end])
 
-    return Windows(tensor(0, torch.int64), tensor(1, torch.int64), tensor(2, torch.bool))
+
+def _best_fit(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """Numbers of the pieces that share a window, ascending; pieces are placed longest first (best fit decreasing)."""
+    windows: list[list[int]] = []
+    with_room: dict[int, list[int]] = {}  # tokens that are left: windows of which that is true
+    rooms: list[int] = []  # its keys, ascending
+    for piece in sorted(range(len(lengths)), key=lambda which: (-lengths[which], which)):
+        at = bisect_left(rooms, lengths[piece])
+        if at == len(rooms):
+            window, room = len(windows), width
+            windows.append([])
+        else:
+            room = rooms[at]
+            window = with_room[room].pop()
+            if not with_room[room]:
+                del with_room[room], rooms[at]
+        windows[window].append(piece)
+        left = room - lengths[piece]
+        if left >= _SHORTEST:
+            if left not in with_room:
+                with_room[left] = []
+                insort(rooms, left)
+            with_room[left].append(window)
+    return [sorted(window) for window in windows]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from outpace.models.load import LoadedFiles
 from outpace.source import Notify, Progress
 from outpace.train.data.answers import answer_prompts
 from outpace.train.data.document import Document, chat_document
+from outpace.train.data.holding_out import split_documents
 from outpace.train.data.packing import pack_documents
 from outpace.train.data.shards import BYTES_PER_TOKEN, TrainingData, write_data
 from outpace.train.data.sources import Conversation, read_prompts, read_records, read_texts
@@ -76,17 +76,15 @@ def prepare_data(plan: DataPlan, folder: Path, tools: Tools) -> TrainingData:
     tools.notify(_estimate(len(conversations), plan))
     documents = [
         *_answered(conversations, folder, settings, tools),
-        *(Document.answer(*record) for source in plan.records for record in read_records(source)),
+        *_recorded(plan, tools),
         *_texts(plan, tools),
     ]
     known = tools.files.tokenizer.vocab_size
     for document in documents:
         if max(document.ids, default=0) >= known:
             raise BadInput(f"token id {max(document.ids)} is not one of the {known} ids that {tools.files.label} knows")
-    groups: dict[bool, list[Document]] = {False: [], True: []}
-    for document in documents:
-        groups[_is_held_out(document, settings)].append(document)
-    train, valid = (pack_documents(groups[held_out], settings.window) for held_out in (False, True))
+    sides = split_documents(documents, tools.files.tokenizer.decode, settings.validation, settings.seed)
+    train, valid = (pack_documents(side, settings.window) for side in sides)
     return write_data(folder, train, valid, tools.identity, [*plan.prompts, *plan.text, *plan.records])
 
 
@@ -124,6 +122,19 @@ def _answered(
     yield from (Document.answer(*answer) for answer in answers)
 
 
+def _recorded(plan: DataPlan, tools: Tools) -> Iterator[Document]:
+    """Answers given before, until there are tokens enough."""
+    most, tokens = plan.settings.max_record_tokens, 0
+    for source in plan.records:
+        for prompt, answer in read_records(source, tools.identity):
+            if tokens >= most:
+                tools.notify(f"{most:,} tokens of recorded answers are enough (--max-record-tokens): the rest is left")
+                return
+            tokens += len(prompt) + len(answer)
+            tools.progress("reading answers", min(tokens, most), most)
+            yield Document.answer(prompt, answer)
+
+
 def _texts(plan: DataPlan, tools: Tools) -> Iterator[Document]:
     """Texts until there are tokens enough; of a long one at most a tenth of them, so that no single one rules."""
     most = plan.settings.max_text_tokens
@@ -135,9 +146,3 @@ def _texts(plan: DataPlan, tools: Tools) -> Iterator[Document]:
         tokens += len(ids)
         tools.progress("reading text", tokens, most)
         yield Document.text(ids)
-
-
-def _is_held_out(document: Document, settings: DataSettings) -> bool:
-    """Decided by the text itself, so that the same text is never on both sides, in whatever order it comes."""
-    digest = hashlib.sha256(f"{settings.seed}:{list(document.ids)}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < settings.validation * 2**64

@@ -32,7 +32,7 @@ _SHARD_TOKENS = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """Windows to train on and windows to measure on, of different texts.
+    """Windows to train on and windows to measure on, of different texts (of one, if there is a single one).
 
     Args:
         train: the former.
@@ -95,7 +95,7 @@ def read_data(folder: Path, target: Identity) -> TrainingData:
 
 
 def _with_some_held_out(train: Windows, valid: Windows) -> tuple[Windows, Windows]:
-    """Few long texts may all fall on one side: then its last window is held out, and the rest is to train on."""
+    """A single text falls on one side: then its last window is held out, and the rest is to train on."""
     if len(valid) and len(train):
         return train, valid
     all_of_it = train if len(train) else valid

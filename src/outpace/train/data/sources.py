@@ -1,8 +1,9 @@
 """Where prompts and texts come from: files, folders, data sets, and what every machine has.
 
 prompts   builtin, FILE.jsonl (a prompt or a conversation a line), FOLDER of such files, datasets:ID[:SPLIT]
-text      stdlib (Python's own source), docs (/usr/share/doc), FILE, FOLDER
-records   FILE.jsonl or FOLDER with prompt_token_ids and token_ids a line: what a model has said already
+text      stdlib (Python's own source), docs (/usr/share/doc), FILE, FOLDER; of folders without licences and changelogs
+records   FILE.jsonl or FOLDER with prompt_token_ids and token_ids a line: what a model has said already; among them
+          files of `outpace serve --record`, which say which model that was
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ from typing import Any
 
 from outpace.errors import BadInput
 from outpace.train.data.builtin import builtin_prompts
+from outpace.train.data.recorded import PATTERN, header_of, lines_of
+from outpace.train.identity import Identity
 
 __all__ = ["Conversation", "read_prompts", "read_records", "read_texts"]
 
@@ -27,6 +31,10 @@ _TEXT_KINDS = frozenset(
     (".py", ".md", ".txt", ".rst", ".html", ".js", ".ts", ".go", ".rs", ".c", ".h", ".java", ".json", "")
 )
 _LONGEST_FILE = 1 << 20
+_LEFT_OUT = frozenset(("site-packages", "test", "tests", "idle_test"))
+"""Folders of the standard library: other people's, and tests, which are more than half of it and much alike."""
+_ABOUT_RIGHTS = re.compile(r"(copyright|licen[cs]e|copying|changelog)", re.IGNORECASE)
+"""Files that say the same wherever they lie, or list changes."""
 _PLAIN = ("prompt", "instruction", "question", "query", "input", "text")
 _TALKS = ("messages", "conversations", "conversation")
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
@@ -70,14 +78,24 @@ def read_texts(sources: Sequence[str], seed: int) -> Iterator[str]:
             yield text
 
 
-def read_records(source: str) -> Iterator[tuple[list[int], list[int]]]:
-    """(prompt ids, answer ids) of what was said before.
+def read_records(source: str, target: Identity) -> Iterator[tuple[list[int], list[int]]]:
+    """(prompt ids, answer ids) of what was said before; of what a server has recorded, the newest first.
+
+    Args:
+        source: as above.
+        target: who has to have said it, where a file tells.
 
     Raises:
         BadInput: the source is not there, or a line holds something else; names file and line.
+        CheckpointError: another model said it.
     """
-    for path in _json_files(source):
-        for number, value in _json_lines(path):
+    files = _json_files(source)
+    recorded = [path for path in files if path.match(PATTERN)]
+    for path in [*(path for path in files if path not in recorded), *reversed(recorded)]:
+        header = header_of(path)
+        if header is not None:
+            target.require(header.get("target"), str(path))
+        for number, value in _json_lines(path) if header is None else lines_of(path):
             ids = [value.get(key) for key in ("prompt_token_ids", "token_ids")]
             if not all(isinstance(item, list) and all(type(i) is int and i >= 0 for i in item) for item in ids):
                 raise BadInput(f"{path}, line {number}: prompt_token_ids and token_ids must be lists of token ids")
@@ -164,7 +182,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _text_files(source: str) -> list[Path]:
     if source == "stdlib":
         folder = Path(sysconfig.get_paths()["stdlib"])
-        found = [path for path in folder.rglob("*.py") if "site-packages" not in path.parts]
+        found = [path for path in folder.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(folder).parts)]
     elif source == "docs":
         found = [path for path in Path("/usr/share/doc").rglob("*") if path.suffix in _TEXT_KINDS]
     else:
@@ -174,4 +192,5 @@ def _text_files(source: str) -> list[Path]:
         if not path.is_dir():
             raise BadInput(f"{source!r} is no text: stdlib, docs, a file or a folder")
         found = [item for item in path.rglob("*") if item.suffix in _TEXT_KINDS]
+    found = [path for path in found if not _ABOUT_RIGHTS.match(path.name)]
     return sorted(path for path in found if path.is_file() and path.stat().st_size <= _LONGEST_FILE)

@@ -83,8 +83,13 @@ class Kind(Protocol):
         """What the target would keep, by the name of each drafter in training."""
         ...
 
-    def save(self, folder: Path) -> dict[str, str]:
-        """Writes what the engine serves. Returns how to serve it: {name: speculative config as JSON}."""
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, str]:
+        """Writes what the engine serves. Returns how to serve it: {name: speculative config as JSON}.
+
+        Args:
+            folder: to be made or written over.
+            dtype: of the weights in the file.
+        """
         ...
 
 

@@ -21,6 +21,7 @@ from outpace.train.acceptance import Chains, chains_of_rows
 from outpace.train.kinds.base import Loss, Material, follows
 from outpace.train.losses import HeadLoss, head_loss
 from outpace.train.modules.small_model import SmallModel
+from outpace.train.rounding import stored_weights
 from outpace.train.target import Batch
 from outpace.train.teacher import WholeTeacher
 from outpace.train.writing import make_folder, write_bytes, write_json
@@ -109,15 +110,14 @@ class Draft:
         found, rows = self._judge("tv", batch)
         return {"draft": chains_of_rows(found.agrees, found.alpha, follows(rows), self._material.chain)}
 
-    def save(self, folder: Path) -> dict[str, str]:
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, str]:
         files = self._material.files
         make_folder(folder)
         for name in _TOKENIZER_FILES:
             if (files.folder / name).is_file():
                 write_bytes(folder / name, (files.folder / name).read_bytes())
-        state = {name: tensor.detach().contiguous() for name, tensor in self._model.state_dict().items()}
-        write_bytes(folder / "model.safetensors", save(state, {"format": "pt"}))
-        write_json(folder / "config.json", _config(files.config, self._shape))
+        write_bytes(folder / "model.safetensors", save(stored_weights(self._model, dtype), {"format": "pt"}))
+        write_json(folder / "config.json", _config(files.config, self._shape, dtype))
         return {"draft": json.dumps({"method": "draft_model", "model": str(folder)})}
 
     def _judge(self, loss: str, batch: Batch) -> tuple[HeadLoss, torch.Tensor]:
@@ -144,10 +144,10 @@ def _initialise(model: SmallModel, material: Material, kept: tuple[int, ...], *,
             tensor.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
-def _config(target: Mapping[str, Any], shape: DecoderConfig) -> dict[str, Any]:
-    """The target's config.json with fewer layers, in float32."""
+def _config(target: Mapping[str, Any], shape: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """The target's config.json with fewer layers."""
     config = {name: value for name, value in target.items() if name not in ("torch_dtype", "quantization_config")}
-    config |= {"num_hidden_layers": shape.num_layers, "dtype": "float32"}
+    config |= {"num_hidden_layers": shape.num_layers, "dtype": str(dtype).removeprefix("torch.")}
     if "layer_types" in config or config.get("use_sliding_window"):
         config["layer_types"] = [
             "full_attention" if window is None else "sliding_attention" for window in shape.windows

@@ -24,6 +24,7 @@ from outpace.train.data.packing import Windows
 from outpace.train.kinds.base import Loss, Material, follows, head_weight
 from outpace.train.losses import HeadLoss, head_loss
 from outpace.train.modules.eagle3 import Eagle3Head
+from outpace.train.rounding import stored_weights
 from outpace.train.target import Batch
 from outpace.train.teacher import SubsetTeacher
 
@@ -148,7 +149,7 @@ class Eagle3:
             agrees[at, step], alpha[at, step], exists[at, step] = found.agrees, found.alpha, True
         return {"eagle3": Chains(agrees, alpha, exists, follows(rows))}
 
-    def save(self, folder: Path) -> dict[str, str]:
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, str]:
         material = self._material
         config = Eagle3Config(
             layer=self._layer,
@@ -157,7 +158,7 @@ class Eagle3:
             aux_layers=None if self._aux_layers == default_aux_layers(material.shape.num_layers) else self._aux_layers,
             shares_target_head=not self._options.train_head,
         )
-        tensors = dict(self._head.state_dict())
+        tensors = stored_weights(self._head, dtype)
         if config.is_pruned:
             tensors["d2t"] = offsets_of(self._ids)
         architectures = tuple(map(str, material.files.config.get("architectures") or ()))

@@ -23,6 +23,7 @@ from outpace.train.acceptance import Chains, chains_of_rows
 from outpace.train.kinds.base import Loss, Material, follows, head_weight
 from outpace.train.losses import head_loss
 from outpace.train.modules.layer import DecoderLayer, RmsNorm, Rotary, seen
+from outpace.train.rounding import stored_weights
 from outpace.train.target import Batch
 from outpace.train.teacher import WholeTeacher
 from outpace.train.writing import make_folder, write_bytes, write_json
@@ -110,12 +111,11 @@ class EarlyExit:
             result[f"exit {layer}"] = chains_of_rows(found.agrees, found.alpha, behind, self._material.chain)
         return result
 
-    def save(self, folder: Path) -> dict[str, str]:
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, str]:
         served = {}
         for layer, block in self._blocks.items():
             place = make_folder(folder / f"exit-{layer}" if len(self._blocks) > 1 else folder)
-            tensors = {name: tensor.detach().contiguous() for name, tensor in block.state_dict().items()}
-            write_bytes(place / "model.safetensors", save(tensors))
+            write_bytes(place / "model.safetensors", save(stored_weights(block, dtype)))
             write_json(
                 place / "config.json",
                 {

@@ -1,0 +1,97 @@
+"""Which texts are held out to measure on: never one that is nearly the same as one that is trained on.
+
+What is nearly the same falls on one side together:
+
+    prompts   whose longest sentence is the same when names (capitalised words) and numbers are taken out: one
+              template about one topic, whoever it is about and whatever is asked besides. A sentence that stands in
+              many prompts, such as a system prompt, tells nothing and is passed over.
+    texts     that are the same when names and numbers are taken out
+
+Such groups are held out in the order of a hash of what is left, as many as fit into the share that is asked for, of
+prompts and of texts alike. So it does not matter in which order they come, and a group that is larger than that (a
+template without a topic, say) is trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from outpace.train.data.document import Document
+
+__all__ = ["split_documents"]
+
+_ENDS = re.compile(r"[.!?:;]\s+|\n+")
+_SPECIFIC = re.compile(r"\w*\d\w*|\b[A-Z]\w*")
+"""Numbers, and words that begin with a capital: names, and the first word of a sentence, which does not matter."""
+_FEW = 8
+"""A sentence that stands in no more prompts than these is never taken for one that stands in all."""
+
+
+def split_documents(
+    documents: Sequence[Document], decode: Callable[[Sequence[int]], str], share: float, seed: int
+) -> tuple[list[Document], list[Document]]:
+    """(texts to train on, texts held out), each in the order in which they came.
+
+    Of few texts none may fit into the share; then the smallest group is held out all the same.
+
+    Args:
+        documents: all texts.
+        decode: token ids -> text.
+        share: of the texts to hold out.
+        seed: another one holds out others.
+    """
+    keys = _keys(documents, decode, share)
+    held_out: set[str] = set()
+    kinds = [_is_plain(document) for document in documents]
+    for kind in (False, True):
+        sizes = Counter(key for key, each in zip(keys, kinds, strict=True) if each is kind)
+        room = share * sizes.total()
+        for key in sorted(sizes, key=partial(_place, seed)):
+            if sizes[key] <= room:
+                held_out.add(key)
+                room -= sizes[key]
+    sizes = Counter(keys)
+    if not held_out and len(sizes) > 1:
+        held_out.add(min(sizes, key=lambda key: (sizes[key], _place(seed, key))))
+    sides: tuple[list[Document], list[Document]] = ([], [])
+    for document, key in zip(documents, keys, strict=True):
+        sides[key in held_out].append(document)
+    return sides
+
+
+def _keys(documents: Sequence[Document], decode: Callable[[Sequence[int]], str], share: float) -> list[str]:
+    """What is left of each text once names and numbers are taken out; the same for those that are nearly the same."""
+    prompts = [[i for i, label in zip(item.ids, item.labels, strict=True) if not label] for item in documents]
+    sentences = [_sentences(decode(ids)) if ids else [] for ids in prompts]
+    spread = Counter(sentence for each in sentences for sentence in set(each))
+    most = max(_FEW, share * sum(map(bool, sentences)))
+    keys = []
+    for document, each in zip(documents, sentences, strict=True):
+        telling = [sentence for sentence in each if spread[sentence] <= most]
+        if each:
+            keys.append(max(telling, key=len, default=" ".join(each)))
+        else:
+            keys.append(_without_specifics(decode(document.ids)))
+    return keys
+
+
+def _sentences(text: str) -> list[str]:
+    found = (_without_specifics(part) for part in _ENDS.split(text))
+    return [sentence for sentence in found if sentence]
+
+
+def _without_specifics(text: str) -> str:
+    return " ".join(_SPECIFIC.sub(" ", text).split())
+
+
+def _is_plain(document: Document) -> bool:
+    """Whether all of it is to be predicted: a text, not an answer."""
+    return all(document.labels)
+
+
+def _place(seed: int, key: str) -> bytes:
+    return hashlib.sha256(f"{seed}:{key}".encode()).digest()

@@ -1,0 +1,99 @@
+"""Near copies are never on both sides, and what is held out does not depend on anything but the texts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from outpace.train.data.builtin import builtin_prompts
+from outpace.train.data.document import Document
+from outpace.train.data.holding_out import split_documents
+
+
+class Words:
+    """Texts as documents and back, a token a character."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def prompt(self, text: str) -> Document:
+        return Document.answer([*map(ord, text)], [*map(ord, "an answer")])
+
+    def text(self, text: str) -> Document:
+        return Document.text([*map(ord, text)])
+
+
+WORDS = Words()
+
+
+def split(documents: Sequence[Document], share: float = 0.3, seed: int = 0) -> tuple[list[str], list[str]]:
+    train, valid = split_documents(documents, WORDS.decode, share, seed)
+    names = [[WORDS.decode(item.ids).removesuffix("an answer") for item in side] for side in (train, valid)]
+    return names[0], names[1]
+
+
+def test_names_numbers_and_other_wishes_make_no_other_prompt() -> None:
+    """Thirty topics, each asked for by several people in several ways."""
+    topics = [f"the {a} {b}" for a in ("old", "tame", "wild", "slow", "fast") for b in "abcdef"]
+    prompts = [
+        f"{wish} {name} buys {number} books about how {topic} came to be."
+        for topic in topics
+        for name, number in (("Mara", 4), ("Tobias", 71))
+        for wish in ("Say it again.", "Write it as a poem.")
+    ]
+    random.Random(1).shuffle(prompts)
+    train, valid = split([WORDS.prompt(prompt) for prompt in prompts])
+    sides = [{topic for topic in topics if any(topic in prompt for prompt in side)} for side in (train, valid)]
+    assert sides[0] and sides[1]
+    assert not sides[0] & sides[1]
+    assert sorted(train + valid) == sorted(prompts)
+
+
+def test_a_system_prompt_does_not_make_all_prompts_one() -> None:
+    system = "You are a helpful assistant that answers at length and always begins with a friendly word. "
+    prompts = [f"{system}What is a word for the sound {'ab'[n % 2] * (n + 3)}?" for n in range(60)]
+    train, valid = split([WORDS.prompt(prompt) for prompt in prompts])
+    assert len(valid) == 18
+    assert len(train) + len(valid) == 60
+
+
+def test_texts_that_differ_in_numbers_only_stay_together() -> None:
+    texts = [f"version {n} of a text about {'xyz'[n % 3] * 5} and {'pqr'[n // 3 % 3] * 3}" for n in range(90)]
+    train, valid = split([WORDS.text(text) for text in texts])
+    assert train and valid
+    assert not {text[10:] for text in train} & {text[10:] for text in valid}
+
+
+def test_sides_depend_on_the_texts_and_the_seed_not_on_their_order() -> None:
+    texts = [f"a text about {chr(97 + n % 26) * (3 + n // 26)}" for n in range(80)]
+    _, valid = split([WORDS.text(text) for text in texts])
+    assert len(valid) == 24
+    _, again = split([WORDS.text(text) for text in reversed(texts)])
+    assert set(again) == set(valid)
+    _, other = split([WORDS.text(text) for text in texts], seed=1)
+    assert set(other) != set(valid)
+
+
+def test_prompts_and_texts_are_held_out_alike() -> None:
+    words = [chr(97 + n % 26) * (3 + n // 26) for n in range(100)]
+    documents = [WORDS.text(f"a text about {word}") for word in words]
+    documents += [WORDS.prompt(f"say {word} to me") for word in words[:40]]
+    _, valid = split(documents, share=0.1)
+    assert sum(text.startswith("a text") for text in valid) == 10
+    assert sum(text.startswith("say") for text in valid) == 4
+
+
+def test_a_few_texts_are_on_both_sides() -> None:
+    for seed in range(8):
+        train, valid = split([WORDS.text("one"), WORDS.text("two")], share=0.01, seed=seed)
+        assert train and valid
+    train, valid = split([WORDS.text("only one")])
+    assert len(train) + len(valid) == 1
+
+
+def test_built_in_prompts_about_one_thing_are_on_one_side() -> None:
+    prompts = list(builtin_prompts(800, 0))
+    train, valid = split([WORDS.prompt(prompt) for prompt in prompts], share=0.1)
+    assert 70 <= len(valid) <= 80
+    for words in ("that counts the words in a string", "reverses a linked list", "validates an ISBN"):
+        assert sum(any(words in prompt for prompt in side) for side in (train, valid)) == 1
