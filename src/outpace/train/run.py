@@ -282,7 +282,7 @@ def _open(engine: EngineConfig, notify: Notify) -> Source:
     if source.shape is None:
         raise UnsupportedModel(
             f"drafters cannot be trained for {source.files.label}: it runs on transformers' layers; possible are the "
-            "architectures of outpace's own (Llama, Mistral, Qwen2, Qwen3)"
+            "architectures of outpace's own (Llama, Mistral, Qwen2, Qwen3, MiMo)"
         )
     return source
 
