@@ -6,9 +6,9 @@
 
 A drafter is what --speculative-model takes, or a speculative config as JSON. Without --drafter: n-gram, suffix, and
 what ships with outpace for the model (EAGLE-3 head, adapter of an early exit), each with k tokens in every step, and
-auto, which chooses. Prompt by prompt every drafter answers on an engine of its own, plainly and drafting, in turns. Speed-up
-is drafted over plain tokens a second on the same engine, decoding alone; answers that differ from the plain one are
-counted and make the exit code 1.
+auto, which chooses. Prompt by prompt every drafter answers on an engine of its own, plainly and drafting, in turns.
+Speed-up is drafted over plain tokens a second on the same engine, decoding alone; answers that differ from the plain
+one are counted and make the exit code 1.
 """
 
 from __future__ import annotations
