@@ -63,7 +63,16 @@ def head(world: World, kind: str, folder: Path) -> Path:
 
 
 def plan(world: World, kind: str, head: Path | None, data: Path, out: Path, **settings: Any) -> Plan:
-    steps = {"steps": 2, "batch_windows": 2, "eval_every": 1, "eval_windows": 3, "warmup": 0, "chain": 3, **settings}
+    steps = {
+        "steps": 2,
+        "batch_windows": 2,
+        "eval_every": 1,
+        "eval_windows": 3,
+        "warmup": 0,
+        "chain": 3,
+        "states": "none",
+        **settings,
+    }
     return Plan(kind, world.engine, TrainSettings(**steps), out, data, (), (), (), DataSettings(window=16), "tiny", {},
                 head=None if head is None else str(head))  # fmt: skip
 
