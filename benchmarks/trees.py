@@ -32,7 +32,7 @@ import torch
 from machine import describe_machine
 
 from outpace import LLM, SamplingParams, SpeculationParams
-from outpace.control import AdaptiveController
+from outpace.control import AdaptiveController, FixedController
 from outpace.decisions import Allotment, Offer, Wish
 from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.suffix import SuffixDrafter
@@ -236,7 +236,8 @@ def speed(args: argparse.Namespace) -> None:
     config: dict[str, Any] = {"method": "suffix"} if args.draft == "suffix" else {"model": args.draft}
     llm = LLM(args.model, config, threads=args.threads, max_model_len=MAX_LEN)
     steering = llm._engine.steering
-    ways: dict[str, Any] = {"plain": None, "chains": ChainsOnly(), "trees": AdaptiveController()}
+    # Plain steps teach neither of the two what their own steps have to be compared with.
+    ways: dict[str, Any] = {"plain": FixedController(), "chains": ChainsOnly(), "trees": AdaptiveController()}
     prompts = [json.loads(line) for line in Path(__file__).with_name("prompts.jsonl").read_text().splitlines()]
     chosen = {prompt["task"]: prompt for prompt in reversed(prompts) if prompt["task"] in args.tasks}
     rates: dict[tuple[str, float, str], list[float]] = defaultdict(list)
@@ -245,9 +246,9 @@ def speed(args: argparse.Namespace) -> None:
         for task, prompt in chosen.items():
             for temperature in TEMPERATURES:
                 for way, controller in ways.items():
-                    steering.controller = controller or ways["trees"]
+                    steering.controller = controller
                     params = params_of(temperature, 0, args.tokens)
-                    (output,) = llm.chat(prompt["messages"], params, SpeculationParams(enabled=controller is not None))
+                    (output,) = llm.chat(prompt["messages"], params, SpeculationParams(enabled=way != "plain"))
                     rate = output.stats.decode_tokens_per_second
                     if number and rate is not None:
                         rates[task, temperature, way].append(rate)

@@ -77,6 +77,7 @@ class Built:
         linear: precision of the linear layers, for people.
         probe: whether a row's bits depend on its neighbours here.
         at_end: what is written to disk when the engine is no longer used; see `close`.
+        source: the target's files; None for stand-ins.
     """
 
     engine: Engine
@@ -90,6 +91,7 @@ class Built:
     linear: str
     probe: ProbeReport
     at_end: Sequence[Callable[[], None]] = ()
+    source: Source | None = None
 
     def close(self) -> None:
         """Keeps what was learnt for the next time. A file that cannot be written is a line in the log, no more."""
@@ -240,6 +242,7 @@ def build(
         linear=linear,
         probe=probe,
         at_end=parts.at_end,
+        source=source,
     )
 
 

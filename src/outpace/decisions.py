@@ -34,7 +34,7 @@ class Wish:
         request_id: unique in the engine.
         most: most draft tokens in this step: the setting, what is left of the text, and the rows that can be had.
         free: name of its free drafter, which is asked before `allot`; None if it has none.
-        computing: names of its computing drafters, each with the rows it has to compute before it can draft.
+        computing: names of its computing drafters that can draft for it, each with the rows it has to compute before.
         remaining: most tokens still to come.
         widths: of the drafters that can branch for it, the most continuations of a token; of the others it is 1.
         limits: of drafters that may draft less than `most`, how much.

@@ -330,9 +330,10 @@ class Drafter(Protocol):
         """Learns what a step did to the requests it drafts for, prefill included."""
         ...
 
-    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+    def rows_behind(self, request_id: int, num_tokens: int) -> int | None:
         """Rows it would have to compute before it can draft, of a request with so many committed tokens; 0 for one that
-        only looks things up, and the row of the last token not counted."""
+        only looks things up, and the row of the last token not counted. None if it cannot draft for it as things are:
+        it has no room for the request, say, or a context that has ended; then it is not asked."""
         ...
 
     def propose(self, asks: Sequence[Ask], row_budget: int) -> Sequence[Draft]:

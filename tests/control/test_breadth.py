@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 
 from outpace.control import AdaptiveController, ControlSettings
+from outpace.decisions import Offer, StepFacts, Wish
 from tests.control.simulator import NATIVE, Simulation, TrueDrafter, best_rate, table
 
 SECONDS = table(NATIVE)
@@ -129,6 +130,24 @@ def test_trying_branches_stays_within_the_share_for_probes() -> None:
     assert report.probing_seconds <= 0.02 * report.seconds
     wide = [call.num_wide for call in run.calls if call.num_wide]
     assert 3 <= len(wide) < 0.3 * len(run.history), "tried now and then"
+
+
+def test_what_branches_bring_a_new_drafter_is_told_from_whole_drafts() -> None:
+    """Few tokens of its first drafts are verified; that is no reason to take branches for worthless."""
+    known, new = (AdaptiveController() for _ in range(2))
+    wish, tree = Wish(1, 16, "free", {}, 500, {"free": 3}), Offer(1, "free", 6, parents=(-1, 0, 1, -1, 0, 3))
+    for controller, drafts in ((known, 100), (new, 0)):
+        acceptance = controller.knowledge.acceptance("free")
+        acceptance.num_drafts = drafts
+        for _ in range(20):
+            acceptance.ranks.observe(None, 2, 1)
+        controller.observe(StepFacts(2, 0, [1], [], [], 0.01))
+        for _ in range(3):
+            assert controller.width(wish, 1) == 3
+            controller.allot([wish], [tree], 0)
+            controller.observe(StepFacts(2, 0, [1], [], [], 0.01))
+    gains = [controller.knowledge.branch_gain(1, "free", 1) for controller in (known, new)]
+    assert all(gain is not None and gain > 0.2 for gain in gains), gains
 
 
 def test_a_width_that_is_not_allowed_is_never_asked_for() -> None:

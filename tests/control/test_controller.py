@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
 from outpace.control import AdaptiveController, ControlSettings, FixedController
+from outpace.control.branches import size
 from outpace.control.probing import SHARE
 from outpace.control.requests import Requests
 from outpace.decisions import Allotment, DraftCall, Offer, StepFacts, VerifiedOffer, Wish
@@ -133,6 +135,49 @@ def test_a_new_drafter_is_asked_for_one_token_of_one_request() -> None:
         allotments = controller.allot(wishes, [None] * 4, 0)
         controller.observe(StepFacts(2, 0, range(4), [], [], 0.02))
     assert [allotment.num_tokens for allotment in allotments] == [0, 1, 0, 0]
+
+
+def test_no_more_is_expected_of_a_new_drafter_than_it_is_asked_for() -> None:
+    """A pass and a row more, not the eight passes that would be best if the hopes in it came true."""
+    controller = AdaptiveController(ControlSettings(relative_costs={"model": 0.1}))
+    controller.observe(StepFacts(2, 1, [], [], [], 0.01))
+    asked = wish(1, most=8, free=None, behind=0)
+    (allotment,) = controller.allot([asked], [None], 0)
+    assert allotment.num_tokens == 1
+    step, target = controller._step, controller.knowledge.target.now
+    assert step.drafting == pytest.approx(0.1 * target.seconds(1))
+    assert step.total == pytest.approx(target.seconds(2) + step.drafting)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_is_tried_is_part_of_the_plan_and_what_it_replaces_is_not(batch: int) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    class Watched(AdaptiveController):
+        def allot(
+            self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
+        ) -> list[Allotment]:
+            allotments = super().allot(wishes, offers, other_rows, other_decoding)
+            step, target = self._step, self.knowledge.target.now
+            asked = {a.drafter for a in allotments if a.drafter is not None}
+            if step.total is not None:
+                assert step.drafting == pytest.approx(0.0) or asked
+                assert asked == set(step.calls) or step.probes, "calls are those that are made"
+                assert step.total == pytest.approx(target.seconds(batch + step.num_drafted) + step.drafting)
+                if not asked:
+                    assert step.num_drafted == sum(size(a.keep) for a in allotments)
+                seen.append((bool(asked), bool(step.probes)))
+            return allotments
+
+    seconds = table(NATIVE)
+    drafters = {
+        "free": TrueDrafter(lambda request, position: 0.1),
+        "model": TrueDrafter(lambda request, position: 0.8, lambda many: 0.15 * seconds(many), 0.0002),
+    }
+    controller = Watched(ControlSettings(relative_costs={"model": 0.15}))
+    Simulation(controller, drafters, seconds, stalls=0.0).run(range(batch), 200)
+    assert (True, True) in seen[100:] or (False, True) in seen[100:]
+    assert (True, False) in seen[100:], "the model drafts, and lookups are tried in its place"
 
 
 def test_a_drafter_that_must_be_slower_than_the_target_is_not_tried_for_it() -> None:

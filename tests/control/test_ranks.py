@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from statistics import mean
 
 import pytest
 
 from outpace.control.ranks import RankAcceptance
 
 
-def taught(ranks: RankAcceptance, said: Sequence[float] | None, chances: Sequence[float], places: int) -> None:
-    """The first candidate is wrong in every place; of the others each is right with its chance."""
-    source = random.Random(1)
+def taught(
+    ranks: RankAcceptance, said: Sequence[float] | None, chances: Sequence[float], places: int, seed: int = 1
+) -> None:
+    """The first candidate is wrong in every step's place; of the others each is right with its chance."""
+    source = random.Random(seed)
     for _ in range(places):
+        ranks.fade()
         right = next((rank for rank, chance in enumerate(chances, 1) if source.random() < chance), None)
         ranks.observe(said, 1 + len(chances), right)
 
@@ -27,11 +31,12 @@ def test_what_was_never_seen_is_a_guess_that_falls_with_the_rank() -> None:
 
 @pytest.mark.parametrize("chances", [(0.6, 0.3), (0.05, 0.4), (0.3, 0.02)])
 def test_each_rank_is_learnt_whatever_the_drafter_says(chances: Sequence[float]) -> None:
-    ranks = RankAcceptance()
-    taught(ranks, (0.5, 0.2, 0.12), chances, 400)
+    several = [RankAcceptance() for _ in range(10)]
+    for seed, ranks in enumerate(several):
+        taught(ranks, (0.5, 0.2, 0.12), chances, 200, seed)
     for rank, chance in enumerate(chances, 1):
         share = (0.2 / 0.5, 0.12 / 0.3)[rank - 1]
-        assert ranks.chance(rank, 0.5, share) == pytest.approx(chance, abs=0.12)
+        assert mean(ranks.chance(rank, 0.5, share) for ranks in several) == pytest.approx(chance, abs=0.06)
 
 
 def test_without_confidence_the_average_is_learnt() -> None:
@@ -68,6 +73,18 @@ def test_what_was_is_forgotten() -> None:
     taught(ranks, (0.5, 0.25), (0.7,), 200)
     taught(ranks, (0.5, 0.25), (0.03,), 150)
     assert ranks.chance(1, 0.5, 0.5) < 0.2
+
+
+def test_what_was_learnt_long_ago_does_not_outweigh_the_few_that_come_now() -> None:
+    """Siblings were never right, so few drafts have some. Of these few they are right from now on."""
+    ranks = RankAcceptance()
+    taught(ranks, (0.5, 0.25), (0.0,), 200)
+    assert ranks.chance(1, 0.5, 0.5) < 0.05
+    for step in range(60):
+        ranks.fade()
+        if step % 8 == 7:
+            ranks.observe((0.5, 0.25), 2, 1)
+    assert ranks.chance(1, 0.5, 0.5) > 0.3
 
 
 def test_nothing_is_learnt_where_the_first_one_is_right() -> None:

@@ -358,7 +358,7 @@ def test_no_lane_no_room_no_draft() -> None:
     for request in (0, 1):
         drafter.start(request, tokens, 4)
     tell(drafter, tokens, 0)
-    assert drafter.rows_behind(1, 4) == 0
+    assert drafter.rows_behind(0, 4) == 2 and drafter.rows_behind(1, 4) is None
     asks = [ask_for(tokens, num_draft_tokens=8), ask_for(tokens, request_id=1), ask_for(tokens, num_draft_tokens=7)]
     assert [len(draft) for draft in drafter.propose(asks[:2], 9)] == [0, 0]
     assert [len(draft) for draft in drafter.propose(asks[2:], 9)] == [7]

@@ -187,7 +187,7 @@ class ScriptedDrafter:
             self.alive[seen.request_id] = list(seen.token_ids)
             self.observed += 1
 
-    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+    def rows_behind(self, request_id: int, num_tokens: int) -> int | None:
         assert len(self.alive[request_id]) == num_tokens
         return 0
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from outpace.decisions import Allotment, Offer, Wish
+from outpace.control.fixed import FixedController
+from outpace.decisions import Allotment, DraftCall, Offer, StepFacts, Wish
 from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.ngram import NgramDrafter
 from outpace.engine.engine import Engine
@@ -144,3 +145,54 @@ def test_how_far_a_drafter_is_behind() -> None:
     run(engine, [Job(list(range(10)), replace(GREEDY, max_tokens=8))])
     # ten rows of the prompt, one more a step; then caught up, so one row a step is computed as it drafts
     assert [found["draft_model"] for found in behind] == [10, 11, 12, 0, 0, 1]
+
+
+class AlwaysAsking(FixedController):
+    """Asks for one token of the draft model wherever it may, which then computes no row of a draft."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wishes: list[Wish] = []
+        self.calls: list[DraftCall] = []
+
+    def allot(
+        self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
+    ) -> list[Allotment]:
+        self.wishes += wishes
+        return [Allotment(drafter="draft_model", num_tokens=1) if wish.computing else Allotment() for wish in wishes]
+
+    def observe(self, facts: StepFacts) -> None:
+        super().observe(facts)
+        self.calls += facts.calls
+
+
+def test_a_drafter_that_cannot_draft_is_not_wished_for_and_what_it_computed_is_what_is_booked() -> None:
+    """A draft model with a context of 20 tokens beside a text of 41; a budget of 8 rows a step, so it catches up."""
+    draft = HistoryModel(V, errors=0.2)
+    drafters: dict[str, Drafter] = {
+        "ngram": NgramDrafter(1, 4),
+        "draft_model": DraftModelDrafter(draft, TokenCache(), max_model_len=20),
+    }
+    model, controller = HistoryModel(V), AlwaysAsking()
+    engine = make_engine(model, TokenCache(), drafters, rows=9, seqs=2, controller=controller)
+    job = Job(list(range(11)), replace(GREEDY, max_tokens=30))
+    (result,) = run(engine, [job])
+    assert result.outputs[0].token_ids == plain(model, job)
+    lengths = [41 - wish.remaining for wish in controller.wishes]
+    asked = [length for length, wish in zip(lengths, controller.wishes, strict=True) if wish.computing]
+    assert asked and max(asked) <= 20 < max(lengths)
+    assert all(wish.free == "ngram" for wish in controller.wishes)
+    assert len(controller.calls) == len(asked) == sum(11 < length <= 20 for length in lengths)
+    booked = [call.catch_up_rows + call.num_rounds for call in controller.calls]  # a round is the last token's row
+    assert booked == draft.rows_per_call and len(booked) >= 3
+    assert controller.calls[0].num_rounds == 0 < controller.calls[0].catch_up_rows, "a part of the prompt at first"
+
+
+def test_requests_for_which_a_drafter_has_no_lane_do_without_it() -> None:
+    draft = DraftModelDrafter(HistoryModel(V), TokenCache(num_lanes=1), max_model_len=512)
+    model, controller = HistoryModel(V), AlwaysAsking()
+    jobs = [Job([1, 2, 3], GREEDY), Job([4, 5, 6], GREEDY)]
+    results = run(make_engine(model, TokenCache(), {"draft_model": draft}, controller=controller), jobs)
+    assert [result.outputs[0].token_ids for result in results] == [plain(model, job) for job in jobs]
+    assert len({wish.request_id for wish in controller.wishes}) == 1 and controller.wishes[0].computing
+    assert [result.stats.drafts > 0 for result in results] == [True, False]

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from outpace.async_llm import AsyncLLM
 from outpace.server.app import create_app
 from outpace.server.connections import Connection
+from outpace.server.recording import Recorder
 from outpace.server.settings import ServerSettings
 
 T = TypeVar("T")
@@ -28,10 +29,14 @@ USER = [{"role": "user", "content": "Hi"}]
 
 @asynccontextmanager
 async def client_of(
-    llm: AsyncLLM, settings: ServerSettings | None = None, *, start: bool = True
+    llm: AsyncLLM,
+    settings: ServerSettings | None = None,
+    *,
+    start: bool = True,
+    recorder: Recorder | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client of an application in this process; streams arrive as a whole."""
-    app = create_app(llm, settings or ServerSettings())
+    app = create_app(llm, settings or ServerSettings(), recorder)
     if start:
         await llm.start()
     try:

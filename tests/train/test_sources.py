@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from outpace.errors import BadInput
+from outpace.errors import BadInput, CheckpointError
 from outpace.train.data import sources
 from outpace.train.data.builtin import TASKS, builtin_prompts
+from outpace.train.data.recorded import HEADER, newest_header
 from outpace.train.data.sources import lasting_source, read_prompts, read_records, read_texts
+from outpace.train.identity import Identity
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "prompts.jsonl"
 
@@ -131,12 +134,45 @@ def test_the_standard_library_is_on_every_machine() -> None:
     assert "def " in text or "import" in text
 
 
+ME = Identity("me", "words", 10, 8, 2, "abc")
+
+
 def test_records_are_token_ids(tmp_path: Path) -> None:
     path = lines(tmp_path / "r.jsonl", {"prompt_token_ids": [1, 2], "token_ids": [3]})
-    assert list(read_records(str(path))) == [([1, 2], [3])]
+    assert list(read_records(str(path), ME)) == [([1, 2], [3])]
     lines(path, {"prompt_token_ids": [1, -2], "token_ids": [3]})
     with pytest.raises(BadInput, match="line 1: prompt_token_ids and token_ids"):
-        list(read_records(str(path)))
+        list(read_records(str(path), ME))
+
+
+def recorded(path: Path, identity: Identity, *answers: int) -> Path:
+    said = [{"prompt_token_ids": [1], "token_ids": [answer]} for answer in answers]
+    return lines(path, {HEADER: 1, "target": identity.as_dict(), "drafters": []}, *said)
+
+
+def test_recorded_answers_come_newest_first_and_half_a_line_is_left_out(tmp_path: Path) -> None:
+    recorded(tmp_path / "answers-20260101T000000-1-000001.jsonl", ME, 1, 2)
+    last = recorded(tmp_path / "answers-20260102T000000-1-000001.jsonl", ME, 3, 4, 5)
+    last.write_text(last.read_text()[:-3])
+    lines(tmp_path / "mine.jsonl", {"prompt_token_ids": [1], "token_ids": [9]})
+    assert [answer for _, [answer] in read_records(str(tmp_path), ME)] == [9, 4, 3, 2, 1]
+    assert newest_header(tmp_path)["target"]["model"] == "me"
+
+
+def test_what_another_model_said_is_refused(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "answers-1.jsonl", replace(ME, model="other", weights="def"), 1)
+    with pytest.raises(CheckpointError, match=r"answers-1.* was made for other \(weights def\), not for me \(abc\)"):
+        list(read_records(str(tmp_path), ME))
+    lines(path, {HEADER: 2, "target": ME.as_dict()})
+    with pytest.raises(CheckpointError, match="format 2 of recorded answers is not 1"):
+        list(read_records(str(tmp_path), ME))
+
+
+def test_a_folder_without_recorded_answers_says_so(tmp_path: Path) -> None:
+    lines(tmp_path / "mine.jsonl", {"prompt_token_ids": [1], "token_ids": [9]})
+    (tmp_path / "answers-1.jsonl").write_text('{"outpace_rec')
+    with pytest.raises(BadInput, match="holds no answers that `outpace serve --record"):
+        newest_header(tmp_path)
 
 
 def test_built_in_prompts_are_many_and_none_is_in_the_benchmark() -> None:

@@ -158,6 +158,7 @@ class DrafterAcceptance:
         """The drafts of a step were verified."""
         self.num_drafts += len(outcomes)
         self._counts.fade(len(outcomes))
+        self.ranks.fade()
         known: list[tuple[list[int], int, Correction]] = []
         counts: dict[int, list[float]] = {}
         for count, accepted, confidence, own, missed in outcomes:

@@ -24,13 +24,13 @@ class Plan:
         counts: one a request.
         tokens: expected of the step: one for each decoding request, and the draft tokens that are kept.
         seconds: expected of the step.
-        second_best: (draft tokens, expected to be kept, seconds) of the best plan with drafts; None if there is none.
+        second_best: where no tokens are worth it, the best plan with some; None if there is none.
     """
 
     counts: list[int]
     tokens: float
     seconds: float
-    second_best: tuple[int, float, float] | None = None
+    second_best: Plan | None = None
 
     @property
     def rate(self) -> float:
@@ -75,21 +75,30 @@ def allocate(
         chances = [0.0] * begin + [chance for chance, _ in every]
     tokens = float(decoding) + sum(sum(survival[:count]) for survival, count in zip(survivals, counts, strict=True))
     best, best_tokens, base = begin, tokens, tokens / seconds[begin]
-    rest, rest_rate = None, -1.0
+    rest, rest_tokens, rest_rate = begin, 0.0, -1.0
     best_rate = base * (1.0 + margin)
     for count in range(begin + 1, len(chances) + 1):
         tokens += chances[count - 1]
         if tokens > rest_rate * seconds[count]:
             rate = tokens / seconds[count]
-            rest, rest_rate = (count, tokens - decoding, seconds[count]), rate
+            rest, rest_tokens, rest_rate = count, tokens, rate
             if rate > best_rate:
                 best, best_tokens, best_rate = count, tokens, rate
+    second = None
+    if not best and rest:
+        second = Plan(_counts(counts, order, rest), rest_tokens, seconds[rest])
+    return Plan(_counts(counts, order, best - begin), best_tokens, seconds[best], second)
+
+
+def _counts(counts: Sequence[int], order: Sequence[int] | None, more: int) -> list[int]:
+    """With so many tokens more, in this order of the requests; None where there is only one."""
+    found = list(counts)
     if order is None:
-        counts[0] = best
+        found[0] += more
     else:
-        for index in order[: best - begin]:
-            counts[index] += 1
-    return Plan(counts, best_tokens, seconds[best], rest)
+        for index in order[:more]:
+            found[index] += 1
+    return found
 
 
 _chance = itemgetter(0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from outpace.control.allocation import Candidate, Plan, Share, allocate, choose_computed
 from outpace.control.branches import Ranked
 from outpace.control.fairness import token_values
 from outpace.control.knowledge import Knowledge
+from outpace.control.prospects import of_lookups
 from outpace.control.report import Prospect
 from outpace.control.widths import LEAST_GAIN
 from outpace.decisions import Offer, Wish
@@ -113,12 +114,11 @@ def choose(
 
     No computing drafter is asked beside prompt rows: somebody waits for a first token.
     """
-    found = {
-        index: knowledge.ranked(offer, _limit(knowledge, wishes[index], offer))
+    found = {index: knowledge.ranked(offer) for index, offer in enumerate(offers) if offer is not None}
+    survivals = [  # cut here and not before: what branches bring is told from the whole draft
+        found[index].survival[: _limit(knowledge, wishes[index], offer)] if offer is not None else []
         for index, offer in enumerate(offers)
-        if offer is not None
-    }
-    survivals = [found[index].survival if index in found else [] for index in range(len(wishes))]
+    ]
     fixed = [len(s) if offer is not None and offer.fixed else 0 for s, offer in zip(survivals, offers, strict=True)]
     most = sum(
         max(wish.most, len(survival)) if wish.computing else max(1, len(survival))
@@ -129,11 +129,7 @@ def choose(
     plan = allocate(survivals, seconds, decoding=around.decoding, at_least=fixed, margin=margin, values=values)
     num_drafted = sum(plan.counts)
     choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted, survivals, values, found)
-    if not num_drafted and plan.second_best is not None:
-        count, kept, total = plan.second_best
-        ratio = (around.decoding + kept) / total / plan.rate
-        prospect = Prospect(count, kept, total - plan.seconds, 0.0, ratio)
-        choice.prospects.update({offer.drafter: prospect for offer in offers if offer is not None and offer.num_tokens})
+    choice.prospects.update(of_lookups(plan, offers, survivals))
     if not around.prompt_rows:
         free = [i for i, wish in enumerate(wishes) if wish.computing and not fixed[i]]
         _add_computed(knowledge, around, choice, wishes, free, margin)
@@ -167,12 +163,12 @@ def _add_computed(
         rate, name, share = max(found)
         if rate <= enough:
             for _, loser, promise in found:
-                choice.prospects[loser] = _prospect(choice, promise)
+                choice.prospects[loser] = _prospect(knowledge, choice, promise, loser, wishes)
             hopeful = _share(knowledge, around, choice, name, wishes, open_to, hopeful=True)
             if hopeful is None or hopeful.rate <= enough:
                 return
             share = hopeful
-        share = _new_drafter(knowledge, share, name, wishes)
+        share = _new_drafter(knowledge, around, choice, share, name, wishes)
         names.remove(name)
         choice.shares[name] = share
         choice.tokens, choice.total = share.tokens, share.seconds
@@ -181,23 +177,28 @@ def _add_computed(
             open_to.remove(index)
 
 
-def _prospect(choice: Choice, share: Share) -> Prospect:
-    """What a computing drafter would have brought."""
+def _prospect(knowledge: Knowledge, choice: Choice, share: Share, name: str, wishes: Sequence[Wish]) -> Prospect:
+    """What a computing drafter would have brought: tokens, whatever they are worth beside those of other requests."""
+    drafts = [_survival(knowledge, name, wishes[index])[: share.num_tokens] for index in share.members]
     verifying = max(0.0, share.seconds - share.drafting - choice.total)
-    tokens, kept = len(share.members) * share.num_tokens, max(0.0, share.tokens - choice.tokens)
+    tokens, kept = sum(map(len, drafts)), sum(map(sum, drafts))
     return Prospect(tokens, kept, verifying, share.drafting, share.rate * choice.total / choice.tokens)
 
 
-def _new_drafter(knowledge: Knowledge, share: Share, name: str, wishes: Sequence[Wish]) -> Share:
-    """What is promised for a drafter nobody knows is hope: its drafts begin short.
+def _new_drafter(
+    knowledge: Knowledge, around: Surroundings, choice: Choice, share: Share, name: str, wishes: Sequence[Wish]
+) -> Share:
+    """What is promised for a drafter nobody knows is hope: its drafts begin short, and no more is expected of them.
 
     One request will tell, where the least has to be caught up with, and one token if nobody has timed it.
     """
-    length = min(share.num_tokens, knowledge.longest(name))
-    if knowledge.is_known(name):
-        return replace(share, num_tokens=length)
-    index = min(share.members, key=lambda index: wishes[index].computing[name])
-    return replace(share, members=[index], num_tokens=length if knowledge.costs(name).num_calls else 1)
+    length, members = knowledge.longest(name), share.members
+    if not knowledge.is_known(name):
+        members = [min(members, key=lambda index: wishes[index].computing[name])]
+        length = length if knowledge.costs(name).num_calls else 1
+    if length >= share.num_tokens and len(members) == len(share.members):
+        return share
+    return _share(knowledge, around, choice, name, wishes, members, most=length) or share
 
 
 def _share(
@@ -209,6 +210,7 @@ def _share(
     open_to: Sequence[int],
     *,
     hopeful: bool = False,
+    most: int | None = None,
 ) -> Share | None:
     """The best that a computing drafter can do beside what was chosen.
 
@@ -221,18 +223,17 @@ def _share(
         open_to: indices of the wishes it may draft for.
         hopeful: one token each, at a chance a little above the likely one, and only where it is up to date: giving up
             has a price too, since it has to catch up before it can be tried again.
+        most: tokens a request; None: as many as are wished for.
     """
     candidates = []
-    acceptance, costs, known = knowledge.acceptance(name), knowledge.costs(name), knowledge.is_known(name)
+    acceptance, costs = knowledge.acceptance(name), knowledge.costs(name)
     for index in open_to:
         wish = wishes[index]
         if name in wish.computing and wish.most > 0 and not (hopeful and wish.computing[name] > FEW_ROWS):
             if hopeful:
                 survival = [acceptance.hopeful_chance(knowledge.own(wish.request_id, name))]
-            elif known:
-                survival = acceptance.average_survival(wish.most_of(name), knowledge.own(wish.request_id, name))
             else:
-                survival = [UNTRIED**position for position in range(1, 1 + wish.most_of(name))]
+                survival = _survival(knowledge, name, wish)[:most]
             count = choice.plan.counts[index]
             price = catch_up_price(knowledge, name, wish, 1.0 + sum(survival))
             value = 1.0 if choice.values is None else choice.values[index]
@@ -254,6 +255,14 @@ def _share(
         num_drafted=choice.num_drafted,
         drafting=choice.drafting,
     )
+
+
+def _survival(knowledge: Knowledge, name: str, wish: Wish) -> list[float]:
+    """Chances of the tokens that a computing drafter may draft, before it does."""
+    most = wish.most_of(name)
+    if not knowledge.is_known(name):
+        return [UNTRIED**position for position in range(1, 1 + most)]
+    return knowledge.acceptance(name).average_survival(most, knowledge.own(wish.request_id, name))
 
 
 def catch_up_price(knowledge: Knowledge, name: str, wish: Wish, tokens: float) -> float:

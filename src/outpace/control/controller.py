@@ -115,7 +115,6 @@ class AdaptiveController:
         allotments = self._allotments(choice, wishes, around, step)
         if not around.prompt_rows:
             self._trying.probe(choice, wishes, offers, allotments, step)
-        step.total = choice.total
         step.foresee(choice, wishes, allotments)
         return allotments
 
@@ -174,6 +173,7 @@ class AdaptiveController:
                 if not known:
                     step.whole.add(wish.request_id)
             step.drafting += share.drafting
+        step.num_drafted = choice.num_drafted
         return allotments
 
     def _width(self, wish: Wish, drafter: str, around: Surroundings, drafting: float) -> int:

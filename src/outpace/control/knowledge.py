@@ -92,22 +92,20 @@ class Knowledge:
         """Whether a computing drafter was called and enough of its drafts were seen to believe what they say."""
         return self.costs(drafter).num_calls > 0 and self.acceptance(drafter).num_drafts >= _FEW_DRAFTS
 
-    def ranked(self, offer: Offer, most: int) -> Ranked:
-        """The best tokens of a draft at hand; of one that was drawn, before anybody knew what was drawn."""
+    def ranked(self, offer: Offer) -> Ranked:
+        """The tokens of a draft at hand; of one that was drawn, before anybody knew what was drawn."""
         acceptance, own = self.acceptance(offer.drafter), self.own(offer.request_id, offer.drafter)
         if offer.parents is not None:
-            found = ranked(acceptance, own, offer)
-            return found if most >= offer.num_tokens else found._replace(survival=found.survival[:most])
-        count = min(most, offer.num_tokens)
+            return ranked(acceptance, own, offer)
         if offer.fixed:
-            survival = acceptance.average_survival(count, own)
+            survival = acceptance.average_survival(offer.num_tokens, own)
         else:
-            survival = acceptance.survival(count, offer.confidence, own)
+            survival = acceptance.survival(offer.num_tokens, offer.confidence, own)
         return Ranked(survival, None, survival)
 
     def survival(self, offer: Offer, most: int) -> list[float]:
-        """The chances of them that they are kept, and all before them on their path."""
-        return self.ranked(offer, most).survival
+        """The chances of the best of them that they are kept, and all before them on their path."""
+        return self.ranked(offer).survival[:most]
 
     def step_seconds(self, base: int, prompt_rows: int, count: int) -> list[float]:
         """[1 + count] seconds of a step with 0, 1, ... draft tokens beside `base` rows.

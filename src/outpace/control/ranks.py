@@ -8,6 +8,7 @@ the candidates that were drafted, whether their rows were computed or not.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -23,11 +24,13 @@ _FIRST_EDGES = (0.3, 0.6)
 
 _GUESS_WEIGHT = 3.0
 _WEIGHT = 2.0
-_KEEP = 1.0 - 1.0 / 40.0
+_KEEP = math.exp(-1.0 / 40.0)
+"""Of what was seen, with every step that drafts, whether drafts could branch or not: where branches do not seem to pay
+few can, and what was learnt long ago must not outweigh what these teach."""
 
 
 class _Count:
-    """Candidates of a rank: how many were expected to be right, were right, and were there; old ones fade."""
+    """Candidates of a rank: how many were expected to be right, were right, and were there."""
 
     __slots__ = ("expected", "kept", "seen")
 
@@ -35,9 +38,14 @@ class _Count:
         self.expected = self.kept = self.seen = 0.0
 
     def add(self, expected: float, kept: bool) -> None:
-        self.expected = self.expected * _KEEP + expected
-        self.kept = self.kept * _KEEP + kept
-        self.seen = self.seen * _KEEP + 1.0
+        self.expected += expected
+        self.kept += kept
+        self.seen += 1.0
+
+    def fade(self) -> None:
+        self.expected *= _KEEP
+        self.kept *= _KEEP
+        self.seen *= _KEEP
 
     def factor(self, start: float) -> float:
         return odds_ratio(self.expected, self.kept, self.seen, _WEIGHT, start)
@@ -68,6 +76,12 @@ class RankAcceptance:
                 start = count.factor(start)
             factor = self._factors[key] = self._by_first[place][sure].factor(start)
         return times_odds(share, factor)
+
+    def fade(self) -> None:
+        """A step with drafts of this drafter has come."""
+        for count in (*self._all, *(each for rank in self._by_first for each in rank)):
+            count.fade()
+        self._factors.clear()
 
     def observe(self, said: Sequence[float] | None, count: int, right: int | None) -> None:
         """The target's token among the candidates of one place is known.

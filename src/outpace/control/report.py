@@ -31,7 +31,8 @@ class Prospect:
         price = f"{1e3 * self.verifying:.1f} ms of verifying"
         if self.drafting:
             price = f"{1e3 * self.drafting:.1f} ms of drafting and {price}"
-        expected = f"{self.kept:.1f} of {self.num_tokens} draft tokens expected to be kept"
+        tokens = f"{self.num_tokens} draft token{'s' * (self.num_tokens != 1)}"
+        expected = f"{self.kept:.1f} of {tokens} expected to be kept"
         return f"{drafter}: {expected} for {price}, {self.ratio:.2f}x the speed without"
 
 

@@ -22,19 +22,21 @@ class StepPlan:
         probes: requests whose drafts are probes.
         whole: requests whose drafts are verified whatever they promise, since they are made to learn from.
         drafting: seconds that calls are expected to take.
+        num_drafted: draft tokens that are expected to be verified.
         expected: by request, the draft tokens that are expected to be kept.
         calls: by drafter, seconds that a pass of it takes for one request.
         values: by request, what a token of it counts; None where that is 1 for all.
         total: seconds expected of the step, drafting included; None of one that was not planned, since it is plain.
     """
 
-    __slots__ = ("asked", "calls", "drafting", "expected", "probes", "total", "values", "whole")
+    __slots__ = ("asked", "calls", "drafting", "expected", "num_drafted", "probes", "total", "values", "whole")
 
     def __init__(self) -> None:
         self.asked: dict[int, Allotment] = {}
         self.probes: set[int] = set()
         self.whole: set[int] = set()
         self.drafting = 0.0
+        self.num_drafted = 0
         self.total: float | None = None
         self.values: dict[int, float] | None = None
         self.expected: dict[int, float] = {}
@@ -46,7 +48,8 @@ class StepPlan:
         wishes: Sequence[Wish],
         allotments: Sequence[Allotment],
     ) -> None:
-        """Notes who was asked, and what the drafts at hand promise."""
+        """Notes who was asked, what the drafts at hand promise, and how long all of it takes."""
+        self.total = choice.seconds[min(self.num_drafted, len(choice.seconds) - 1)] + self.drafting
         for wish, survival, allotment in zip(wishes, choice.survivals, allotments, strict=True):
             if allotment.drafter is not None:
                 self.asked[wish.request_id] = allotment
@@ -57,7 +60,7 @@ class StepPlan:
         self, knowledge: Knowledge, branching: Branching, around: Surroundings, offers: Sequence[Offer]
     ) -> list[Selection]:
         """What of every draft is worth verifying."""
-        found = [knowledge.ranked(offer, offer.num_tokens) for offer in offers]
+        found = [knowledge.ranked(offer) for offer in offers]
         survivals = [each.survival for each in found]
         whole = [offer.num_tokens if offer.fixed or offer.request_id in self.whole else 0 for offer in offers]
         seconds = knowledge.step_seconds(around.rows, around.prompt_rows, sum(offer.num_tokens for offer in offers))

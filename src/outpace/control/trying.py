@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableSequence, Sequence
+from dataclasses import replace
 
 from outpace.control.branches import size
 from outpace.control.choosing import Choice
@@ -109,7 +110,7 @@ class Trying:
     ) -> bool:
         """Whether it could be afforded, and is done."""
         seconds = choice.seconds
-        place = min(choice.num_drafted, len(seconds) - 2)
+        place = min(step.num_drafted, len(seconds) - 2)
         price = seconds[place + 1] - seconds[place] + dropped
         drafting = 0.0
         if name in wish.computing:
@@ -118,14 +119,31 @@ class Trying:
         if not self._budget.affords(price + drafting):
             return False
         self._budget.charge(price + drafting)
+        self._replace(choice, wish, index, allotments[index], step)
         step.probes.add(wish.request_id)
         step.whole.add(wish.request_id)
         step.drafting += drafting
+        step.num_drafted += 1
         if name in wish.computing:
             allotments[index] = Allotment(drafter=name, num_tokens=1)
         else:
             allotments[index] = Allotment(keep=1)
         return True
+
+    def _replace(self, choice: Choice, wish: Wish, index: int, taken: Allotment, step: StepPlan) -> None:
+        """What was planned for a request is left out, and so is the call if it was for nobody else."""
+        if taken.drafter is None:
+            step.num_drafted -= size(taken.keep)
+            return
+        share = choice.shares[taken.drafter]
+        step.num_drafted -= min(share.num_tokens, wish.most_of(taken.drafter))
+        left = [member for member in share.members if member != index]
+        passes = self._knowledge.costs(taken.drafter).passes
+        rest = passes.seconds(len(left)) / passes.seconds(len(share.members)) if left else 0.0
+        step.drafting -= (1.0 - rest) * share.drafting
+        choice.shares[taken.drafter] = replace(share, members=left, drafting=rest * share.drafting)
+        if not left:
+            del step.calls[taken.drafter]
 
 
 def _names(wish: Wish) -> list[str]:

@@ -70,9 +70,11 @@ class DraftModelDrafter:
             state.fed.clear()
             self._cache.truncate(state.lane, state.num_rows)
 
-    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+    def rows_behind(self, request_id: int, num_tokens: int) -> int | None:
         state = self._states[request_id]
-        return 0 if state is None else max(0, num_tokens - 1 - state.num_rows)
+        if state is None or num_tokens > self._max_len:
+            return None
+        return max(0, num_tokens - 1 - state.num_rows)
 
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
         growths = [g for ask in asks if (g := self._begin(ask)) is not None]

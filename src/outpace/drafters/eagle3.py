@@ -77,9 +77,11 @@ class Eagle3Drafter:
             assert first >= state.known_end, "states of a position come once"
             state.add(first, torch.cat([seen.aux[layer] for layer in self.needs.aux_layers], -1))
 
-    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+    def rows_behind(self, request_id: int, num_tokens: int) -> int | None:
         state = self._running[request_id]
-        return 0 if state is None else max(0, len(state.waiting) - 1)
+        if state is None or not state.waiting or state.num_rows + len(state.waiting) > self._cache.capacity:
+            return None
+        return len(state.waiting) - 1
 
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
         growths = [g for ask in asks if (g := self._begin(ask)) is not None]

@@ -110,9 +110,11 @@ class EarlyExitDrafter:
             if known < end:
                 state.pending.append(rows[known - seen.first_position :])
 
-    def rows_behind(self, request_id: int, num_tokens: int) -> int:
+    def rows_behind(self, request_id: int, num_tokens: int) -> int | None:
+        if self._adapter is None:
+            return 0
         state = self._states[request_id]
-        return 0 if state is None else state.num_pending
+        return None if state is None else state.num_pending
 
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
         growths = [_Growth(ask=ask) for ask in asks]

@@ -96,8 +96,8 @@ class Drafting:
             for name in request.plan.drafters:
                 self.drafters[name].release(request.id)
 
-    def rows_behind(self, name: str, request: Request) -> int:
-        """Rows that a drafter has to compute of what is committed before it can draft for a request."""
+    def rows_behind(self, name: str, request: Request) -> int | None:
+        """Rows that a drafter has to compute of what is committed before it can draft; None if it cannot."""
         if request.id not in self._started:  # it was admitted in this step
             return len(request.token_ids) - 1
         return self.drafters[name].rows_behind(request.id, len(request.token_ids))

@@ -85,10 +85,15 @@ class Steering:
         allowed = [name for name in plan.drafters if num_running <= self._disable_by_batch_size.get(name, num_running)]
         if num_tokens > 1 or not request.num_output_tokens:
             allowed = [name for name in allowed if name == plan.free]
+        free = plan.free if plan.free in allowed else None
+        behind: dict[str, int] = {}
+        for name in allowed:
+            rows = None if name == free else self._drafting.rows_behind(name, request)
+            if rows is not None:
+                behind[name] = rows
+        allowed = [*behind] if free is None else [free, *behind]
         if not allowed:
             return None
-        behind = {name: self._drafting.rows_behind(name, request) for name in allowed if name != plan.free}
-        free = plan.free if plan.free in allowed else None
         most = min(max(plan.most[name] for name in allowed), remaining - 1)
         widths = plan.widths if len(allowed) == len(plan.drafters) else _only(plan.widths, allowed)
         limits = {name: plan.most[name] for name in allowed if plan.most[name] < most}
@@ -161,19 +166,23 @@ class Steering:
         self, name: str, turns: Sequence[Turn], asks: Mapping[int, Ask], free_rows: int, drafts: list[Draft]
     ) -> None:
         """Asks a computing drafter. One that is behind may spend the rows granted to its drafts, and unused ones."""
-        behind = sum(self._drafting.rows_behind(name, turns[index].request) for index in asks)
+        behind = self._rows_behind(name, turns, asks)
         budget = free_rows + sum(ask.num_draft_tokens for ask in asks.values())
         asked = [turns[index] for index in asks]
         began = time.perf_counter()
         proposed = self._drafting.propose(name, list(asks.values()), asked, budget)
         seconds = time.perf_counter() - began
-        left = sum(self._drafting.rows_behind(name, turns[index].request) for index in asks)
+        left = self._rows_behind(name, turns, asks)
         for index, draft in zip(asks, proposed, strict=True):
             drafts[index] = draft
             self._offer(turns[index].request, name, draft)
         rounds = max((draft.depth for draft in proposed), default=0)
         num_wide = sum(ask.width is not None and ask.width > 1 for ask in asks.values())
         self._calls.append(DraftCall(name, len(asks), rounds, max(0, behind - left), seconds, num_wide))
+
+    def _rows_behind(self, name: str, turns: Sequence[Turn], asks: Mapping[int, Ask]) -> int:
+        """What is missing of all who are asked for; nothing where the drafter has just come to its end."""
+        return sum(self._drafting.rows_behind(name, turns[index].request) or 0 for index in asks)
 
     def _keep(self, turns: Sequence[Turn], drafts: list[Draft]) -> None:
         """Lets the controller look at all drafts together."""

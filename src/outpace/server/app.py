@@ -14,6 +14,7 @@ from outpace.server.limits import KeyCheck
 from outpace.server.metrics import add_metrics
 from outpace.server.models import health, list_models, show_model, version
 from outpace.server.page import show_page
+from outpace.server.recording import Recorder
 from outpace.server.served import serve_model
 from outpace.server.settings import ServerSettings
 from outpace.server.tokens import detokenize, tokenize
@@ -21,7 +22,7 @@ from outpace.server.tokens import detokenize, tokenize
 __all__ = ["create_app"]
 
 
-def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
+def create_app(llm: AsyncLLM, settings: ServerSettings, recorder: Recorder | None = None) -> FastAPI:
     """The application; it neither starts nor closes the engine.
 
     `app.state` has `llm`, `settings` and `served`.
@@ -29,6 +30,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     Args:
         llm: the engine's front.
         settings: of the server.
+        recorder: takes finished answers; None where none are recorded. It is not closed either.
 
     Raises:
         InvalidParameter: a parser of the settings is not known.
@@ -36,7 +38,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app = FastAPI(title="outpace", version=outpace.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.llm = llm
     app.state.settings = settings
-    app.state.served = serve_model(llm, settings)
+    app.state.served = serve_model(llm, settings, recorder)
     add_error_handlers(app)
     app.add_api_route("/", show_page, methods=["GET", "HEAD"])
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
@@ -47,7 +49,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app.add_api_route("/version", version, methods=["GET", "HEAD"])
     app.add_api_route("/tokenize", tokenize, methods=["POST"])
     app.add_api_route("/detokenize", detokenize, methods=["POST"])
-    add_metrics(app, llm, app.state.served.name)
+    add_metrics(app, llm, app.state.served.name, recorder)
     if settings.api_keys:
         app.add_middleware(KeyCheck, keys=settings.api_keys)
     if settings.allowed_origins:

@@ -25,7 +25,13 @@ __all__ = ["Resolved", "build_parser", "resolve"]
 
 _KEY_VARIABLES = ("OUTPACE_API_KEY", "VLLM_API_KEY")
 _LOOPBACK = ("127.", "::1", "localhost")
-_LIMITS = {"port": (0, 65535), "max_waiting": (0, None), "max_body_bytes": (1, None), "drain_seconds": (0, None)}
+_LIMITS = {
+    "port": (0, 65535),
+    "max_waiting": (0, None),
+    "max_body_bytes": (1, None),
+    "drain_seconds": (0, None),
+    "record_max_bytes": (10**6, None),
+}
 """{setting: (least, most)}"""
 
 
@@ -170,6 +176,7 @@ def _server_settings(
             "log_requests": options.get("enable_log_requests", False),
             "generation_config": _generation_config(options.get("generation_config", "auto")),
             "override_generation_config": _overrides(options.get("override_generation_config") or {}),
+            "record": _absolute(options.get("record")),
         }
     )
 
@@ -204,6 +211,11 @@ def _template(given: str | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise InvalidParameter(f"--chat-template {given!r} cannot be read: {reason}") from None
+
+
+def _absolute(folder: str | None) -> str | None:
+    """A folder as it is called wherever one stands."""
+    return None if folder is None else str(Path(folder).expanduser().absolute())
 
 
 def _generation_config(given: str) -> str:

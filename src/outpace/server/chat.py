@@ -30,7 +30,7 @@ async def chat_completions(request: Request) -> Response:
     served = served_by(request)
     call = await prepare_chat(served, body, tenant_of(request, served.settings))
     stream = ChatStream(call).bodies if body.stream else None
-    return await answer(request, [call.prepared], stream, lambda outputs: _whole(call, outputs))
+    return await answer(request, body, [call.prepared], stream, lambda outputs: _whole(call, outputs))
 
 
 def _whole(call: ChatCall, outputs: Sequence[RequestOutput]) -> ChatCompletion:

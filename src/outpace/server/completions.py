@@ -26,7 +26,7 @@ async def completions(request: Request) -> Response:
     served = served_by(request)
     call = await prepare_completion(served, body, tenant_of(request, served.settings))
     stream = CompletionStream(call).bodies if body.stream else None
-    return await answer(request, call.prepared, stream, lambda outputs: _whole(call, outputs))
+    return await answer(request, body, call.prepared, stream, lambda outputs: _whole(call, outputs))
 
 
 def _whole(call: CompletionCall, outputs: Sequence[RequestOutput]) -> Completion:

@@ -77,6 +77,7 @@ async def read(request: Request, kind: type[R]) -> R:
 
 async def answer(
     request: Request,
+    body: GenerationRequest,
     prepared: Sequence[Prepared],
     stream: Callable[[Run], AsyncGenerator[BaseModel, None]] | None,
     whole: Callable[[Sequence[RequestOutput]], BaseModel],
@@ -85,6 +86,7 @@ async def answer(
 
     Args:
         request: of the client; when it goes away, they are ended.
+        body: of the request.
         prepared: one for each prompt.
         stream: the bodies of a stream; None to answer at once.
         whole: the body of an answer that is not streamed.
@@ -92,7 +94,9 @@ async def answer(
     Raises:
         OutpaceError: there is no room, or one of them failed before the answer began.
     """
-    run = Run(served_by(request).llm, prepared)
+    served = served_by(request)
+    recorder = served.recorder if body.may_be_recorded else None
+    run = Run(served.llm, prepared, None if recorder is None else recorder.record)
     await run.start()
     # From here on an error is part of the stream.
     if stream is not None:

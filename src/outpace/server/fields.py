@@ -28,7 +28,6 @@ CHAT_IGNORED: Mapping[str, str] = {
     **_IGNORED,
     "safety_identifier": _LABELS,
     "metadata": _LABELS,
-    "store": "nothing is stored",
     "service_tier": "there is one tier",
     "prompt_cache_key": "what was computed for a prompt is found by the prompt itself",
     "prompt_cache_retention": "how long computed prompts are kept is the server's affair",

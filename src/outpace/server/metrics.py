@@ -19,6 +19,7 @@ from outpace.decisions import ControlReport
 from outpace.engine.outputs import DraftCounts
 from outpace.server.control_metrics import control_metrics
 from outpace.server.histogram import Histogram
+from outpace.server.recording import RecordCounts, Recorder
 from outpace.server.spec_log import SpecLogger
 
 __all__ = ["Metrics", "add_metrics"]
@@ -69,6 +70,7 @@ class Metrics(Collector):
             first draft. Readers that compare before and after need that. Further drafters and positions are added when
             they come.
         control: what the controller of drafts has to say; called whenever somebody reads.
+        recorded: what became of answers that were to be recorded; called whenever somebody reads.
     """
 
     def __init__(
@@ -77,11 +79,13 @@ class Metrics(Collector):
         load: Callable[[], Load],
         drafters: Mapping[str, int] | None = None,
         control: Callable[[], ControlReport] | None = None,
+        recorded: Callable[[], RecordCounts] | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self._load = load
         self._control = control
+        self._recorded = recorded
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._ended = dict.fromkeys(_REASONS, 0)
@@ -118,7 +122,8 @@ class Metrics(Collector):
             self._counts["prefix_cache_queries"] = load.prefix_cache_queries
             self._counts["prefix_cache_hits"] = load.prefix_cache_hits
             own = [*self._gauges(load), *self._engine(), *self._speculation(), *self._by_drafter()]
-        return [*own, *control_metrics(reports, self._model_name)]
+        recorded = [] if self._recorded is None else self._recording(self._recorded())
+        return [*own, *control_metrics(reports, self._model_name), *recorded]
 
     def _count_finished(self, request: FinishedRequest) -> None:
         """Choices are counted one by one. Only an answer says how long one takes: others were cut short."""
@@ -151,6 +156,14 @@ class Metrics(Collector):
             family = HistogramMetricFamily(f"vllm:{name}", _HISTOGRAMS[name][0], labels=("model_name", "engine"))
             family.add_metric((self._model_name, "0"), times.buckets(), times.total)
             yield family
+
+    def _recording(self, counts: RecordCounts) -> Iterator[Metric]:
+        yield self._counter("outpace:recorded_answers", "Answers written by --record.", (), {(): counts.written})
+        lost: _Values = {(reason,): count for reason, count in counts.lost.items()}
+        yield self._counter("outpace:unrecorded_answers", "Answers left out by --record.", ("reason",), lost)
+        family = GaugeMetricFamily("outpace:record_bytes", "Taken by these files.", labels=("model_name", "engine"))
+        family.add_metric((self._model_name, "0"), counts.num_bytes)
+        yield family
 
     def _speculation(self) -> Iterator[Metric]:
         """Of all drafters together; without samples if there is none, as vLLM is silent without speculation."""
@@ -186,10 +199,10 @@ class Metrics(Collector):
         return family
 
 
-def add_metrics(app: FastAPI, llm: AsyncLLM, model_name: str) -> Metrics:
+def add_metrics(app: FastAPI, llm: AsyncLLM, model_name: str, recorder: Recorder | None = None) -> Metrics:
     """Listens to the steps of `llm` from now on, answers GET /metrics, and writes the log's lines about speculation."""
     drafters = {config.method: config.num_speculative_tokens or 0 for config in llm.built.speculative}
-    metrics = Metrics(model_name, llm.load, drafters, llm.control)
+    metrics = Metrics(model_name, llm.load, drafters, llm.control, None if recorder is None else recorder.counts)
     llm.on_step(metrics.observe)
     llm.on_step(SpecLogger(max(drafters.values(), default=0)).observe)
 

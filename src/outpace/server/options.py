@@ -129,6 +129,11 @@ def _add_server_options(parser: CommandLine) -> None:
         help=f"how long running requests may go on after SIGTERM (default: {_DEFAULTS.drain_seconds:g})")  # fmt: skip
     add("--enable-log-requests", action=switch, help="log one line for every HTTP request")
     add("--log-prompts", "--enable-log-outputs", action=switch, help="log what is asked and answered")
+    add("--record", metavar="DIR",
+        help="append prompts and finished answers to files in DIR, for `outpace train --from DIR` (default: nothing is "
+        "recorded)")  # fmt: skip
+    add("--record-max-bytes", type=_count, metavar="N",
+        help=f"most that these files take together; the oldest go (default: {_DEFAULTS.record_max_bytes})")  # fmt: skip
     add("--config", metavar="FILE", help="a YAML file of options; those of the command line override it")
 
 

@@ -78,6 +78,7 @@ class GenerationRequest(Body):
     outpace: OutpaceOptions = Field(
         default=OutpaceOptions(), description="`pieces`: true sends `[[text, source], ...]` in every chunk"
     )
+    store: bool = Field(default=True, description="false keeps the answer out of what `--record` writes")
     _sampling: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @property
@@ -92,6 +93,11 @@ class GenerationRequest(Body):
     def wants_prompt_logprobs(self) -> bool:
         """Whether `prompt_logprobs` are part of the answer."""
         return self._sampling.get("prompt_logprobs") is not None
+
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether the answer may be kept, where answers are kept."""
+        return self.store
 
     def names(self) -> list[str]:
         """Fields of the body that are honoured."""
@@ -208,6 +214,10 @@ class CompletionRequest(GenerationRequest):
     )
     echo: bool = Field(default=False, description="begin the answer with the prompt; `max_tokens` may then be 0")
     add_special_tokens: bool = Field(default=True, description="false: no BOS in front of text")
+
+    @property
+    def may_be_recorded(self) -> bool:
+        return self.store and not self.scores_only
 
     @property
     def scores_only(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -27,11 +27,15 @@ class Run:
     Args:
         llm: the engine's front.
         prepared: one for each prompt.
+        finished: called with every output; None if nobody wants to know.
     """
 
-    def __init__(self, llm: AsyncLLM, prepared: Sequence[Prepared]) -> None:
+    def __init__(
+        self, llm: AsyncLLM, prepared: Sequence[Prepared], finished: Callable[[RequestOutput], None] | None = None
+    ) -> None:
         self._llm = llm
         self._prepared = prepared
+        self._finished = finished
         self._arrived: asyncio.Queue[tuple[int, StreamChunk | BaseException]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -88,6 +92,8 @@ class Run:
         try:
             async with aclosing(self._llm.stream(prepared)) as chunks:
                 async for chunk in chunks:
+                    if chunk.output is not None and self._finished is not None:
+                        self._finished(chunk.output)
                     self._arrived.put_nowait((index, chunk))
         except Exception as error:  # it is raised where the chunks are awaited
             self._arrived.put_nowait((index, error))

@@ -15,6 +15,7 @@ from outpace.models.tokenizer import Tokenizer
 from outpace.params import SamplingParams
 from outpace.server.errors import ApiError
 from outpace.server.reasoning import check_reasoning, detect_reasoning
+from outpace.server.recording import Recorder
 from outpace.server.settings import ServerSettings
 from outpace.server.tools import check_format, detect_format
 
@@ -35,6 +36,7 @@ class Served:
         created: Unix time at which it was loaded.
         fingerprint: what answers carry as `system_fingerprint`.
         longest_token: characters of the longest token in the vocabulary.
+        recorder: takes finished answers; None where none are recorded.
     """
 
     llm: AsyncLLM
@@ -46,6 +48,7 @@ class Served:
     created: int
     fingerprint: str
     longest_token: int
+    recorder: Recorder | None = None
 
     @property
     def name(self) -> str:
@@ -89,7 +92,7 @@ class Served:
             raise ApiError(404, message, param="model", code="model_not_found")
 
 
-def serve_model(llm: AsyncLLM, settings: ServerSettings) -> Served:
+def serve_model(llm: AsyncLLM, settings: ServerSettings, recorder: Recorder | None = None) -> Served:
     """Puts together what the endpoints need. A chat template of the settings replaces the model's own.
 
     Raises:
@@ -110,6 +113,7 @@ def serve_model(llm: AsyncLLM, settings: ServerSettings) -> Served:
         created=int(time.time()),
         fingerprint=f"outpace-{outpace.__version__}",
         longest_token=max(map(len, llm.tokenizer.vocab), default=1),
+        recorder=recorder,
     )
 
 

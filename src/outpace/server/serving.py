@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Generator
 from dataclasses import replace
+from pathlib import Path
 
 import uvicorn
 
@@ -23,6 +24,8 @@ from outpace.server.app import create_app
 from outpace.server.arguments import Resolved
 from outpace.server.connections import BACKLOG, Connection
 from outpace.server.main import QUEUE
+from outpace.server.record_header import record_header
+from outpace.server.recording import Recorder, check_folder, describe
 from outpace.server.served import check_template
 from outpace.server.settings import ServerSettings
 from outpace.warm_up import warm_up
@@ -38,11 +41,13 @@ def build_engine(resolved: Resolved, notify: Notify, progress: Progress) -> Buil
     """Loads the model, with the sampling defaults that the settings ask for.
 
     Raises:
-        InvalidParameter: the chat template of the settings is none.
+        InvalidParameter: the chat template of the settings is none, or the folder for records cannot be written.
         OutpaceError: the model cannot be found, read, run or held in memory.
     """
     if resolved.server.chat_template is not None:
         check_template(resolved.server.chat_template)
+    if resolved.server.record is not None:
+        check_folder(Path(resolved.server.record))
     built = build(resolved.engine, resolved.speculative, front="api", notify=notify, progress=progress)
     settings = resolved.server
     defaults = built.defaults if settings.generation_config == "auto" else SamplingDefaults()
@@ -62,7 +67,8 @@ def serve(built: Built, settings: ServerSettings, listener: socket.socket) -> in
 
 async def _serve(built: Built, settings: ServerSettings, listener: socket.socket) -> None:
     llm = AsyncLLM(built, max_waiting=settings.max_waiting)
-    app = create_app(llm, settings)
+    recorder = _open_recorder(llm, settings)
+    app = create_app(llm, settings, recorder)
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -84,6 +90,22 @@ async def _serve(built: Built, settings: ServerSettings, listener: socket.socket
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+        if recorder is not None:
+            await asyncio.to_thread(recorder.close, _SECONDS_TO_SAY_SO)
+
+
+def _open_recorder(llm: AsyncLLM, settings: ServerSettings) -> Recorder | None:
+    """What the settings ask for; says so.
+
+    Raises:
+        UnsupportedModel: no drafter can be trained for this model, so nobody could use what is recorded.
+    """
+    if settings.record is None:
+        return None
+    header = record_header(llm)
+    folder = Path(settings.record)
+    _say(describe(folder, settings.record_max_bytes))
+    return Recorder(folder, settings.record_max_bytes, header)
 
 
 class _Server(uvicorn.Server):

@@ -31,6 +31,8 @@ class ServerSettings:
         log_requests: one line in the log for every HTTP request.
         generation_config: "auto" takes sampling defaults from the model, "vllm" neutral ones.
         override_generation_config: {field of `SamplingDefaults`: value}, above either.
+        record: folder to which finished answers are appended; None records nothing.
+        record_max_bytes: most that its files take together, in bytes.
     """
 
     host: str = "127.0.0.1"
@@ -50,3 +52,5 @@ class ServerSettings:
     log_requests: bool = False
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+    record: str | None = None
+    record_max_bytes: int = 10**9

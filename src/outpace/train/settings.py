@@ -34,6 +34,9 @@ class DataSettings:
     validation: float = _option(0.05, "share of the texts held out to measure acceptance on, above 0 and below 1")
     max_prompts: int = _option(1000, "most prompts answered by the model, over all sources")
     max_text_tokens: int = _option(1_000_000, "most tokens of text, over all sources")
+    max_record_tokens: int = _option(
+        5_000_000, "most tokens of recorded answers and their prompts, over all sources, the newest first"
+    )
     max_tokens: int = _option(256, "longest answer, in tokens")
     temperature: float = _option(0.0, "of the answers; 0: the model's most likely words")
     keep_answers: bool = _option(False, "take answers that stand in the sources, instead of asking the model")
@@ -45,6 +48,7 @@ class DataSettings:
             ("window", 8, _WIDEST),
             ("max_prompts", 0, math.inf),
             ("max_text_tokens", 0, math.inf),
+            ("max_record_tokens", 1, math.inf),
             ("max_tokens", 1, math.inf),
             ("batch", 1, 256),
             ("seed", 0, 2**63 - 1),

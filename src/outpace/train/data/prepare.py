@@ -76,7 +76,7 @@ def prepare_data(plan: DataPlan, folder: Path, tools: Tools) -> TrainingData:
     tools.notify(_estimate(len(conversations), plan))
     documents = [
         *_answered(conversations, folder, settings, tools),
-        *(Document.answer(*record) for source in plan.records for record in read_records(source)),
+        *_recorded(plan, tools),
         *_texts(plan, tools),
     ]
     known = tools.files.tokenizer.vocab_size
@@ -120,6 +120,19 @@ def _answered(
     report = partial(tools.progress, "answering prompts")
     answers = answer_prompts(tools.llm, asked, folder, settings, tools.identity.weights, report)
     yield from (Document.answer(*answer) for answer in answers)
+
+
+def _recorded(plan: DataPlan, tools: Tools) -> Iterator[Document]:
+    """Answers given before, until there are tokens enough."""
+    most, tokens = plan.settings.max_record_tokens, 0
+    for source in plan.records:
+        for prompt, answer in read_records(source, tools.identity):
+            if tokens >= most:
+                tools.notify(f"{most:,} tokens of recorded answers are enough (--max-record-tokens): the rest is left")
+                return
+            tokens += len(prompt) + len(answer)
+            tools.progress("reading answers", min(tokens, most), most)
+            yield Document.answer(prompt, answer)
 
 
 def _texts(plan: DataPlan, tools: Tools) -> Iterator[Document]:

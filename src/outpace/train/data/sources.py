@@ -2,7 +2,8 @@
 
 prompts   builtin, FILE.jsonl (a prompt or a conversation a line), FOLDER of such files, datasets:ID[:SPLIT]
 text      stdlib (Python's own source), docs (/usr/share/doc), FILE, FOLDER; of folders without licences and changelogs
-records   FILE.jsonl or FOLDER with prompt_token_ids and token_ids a line: what a model has said already
+records   FILE.jsonl or FOLDER with prompt_token_ids and token_ids a line: what a model has said already; among them
+          files of `outpace serve --record`, which say which model that was
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 
 from outpace.errors import BadInput
 from outpace.train.data.builtin import builtin_prompts
+from outpace.train.data.recorded import PATTERN, header_of, lines_of
+from outpace.train.identity import Identity
 
 __all__ = ["Conversation", "lasting_source", "read_prompts", "read_records", "read_texts"]
 
@@ -90,14 +93,24 @@ def read_texts(sources: Sequence[str], seed: int) -> Iterator[str]:
             yield text
 
 
-def read_records(source: str) -> Iterator[tuple[list[int], list[int]]]:
-    """(prompt ids, answer ids) of what was said before.
+def read_records(source: str, target: Identity) -> Iterator[tuple[list[int], list[int]]]:
+    """(prompt ids, answer ids) of what was said before; of what a server has recorded, the newest first.
+
+    Args:
+        source: as above.
+        target: who has to have said it, where a file tells.
 
     Raises:
         BadInput: the source is not there, or a line holds something else; names file and line.
+        CheckpointError: another model said it.
     """
-    for path in _json_files(source):
-        for number, value in _json_lines(path):
+    files = _json_files(source)
+    recorded = [path for path in files if path.match(PATTERN)]
+    for path in [*(path for path in files if path not in recorded), *reversed(recorded)]:
+        header = header_of(path)
+        if header is not None:
+            target.require(header.get("target"), str(path))
+        for number, value in _json_lines(path) if header is None else lines_of(path):
             ids = [value.get(key) for key in ("prompt_token_ids", "token_ids")]
             if not all(isinstance(item, list) and all(type(i) is int and i >= 0 for i in item) for item in ids):
                 raise BadInput(f"{path}, line {number}: prompt_token_ids and token_ids must be lists of token ids")

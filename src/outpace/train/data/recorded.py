@@ -1,0 +1,94 @@
+"""Files of what a server answered: a line that says who answered, then an answer a line. Never imports torch.
+
+    {"outpace_records": 1, "target": {...}, "engine": {...}, "drafters": [...]}
+    {"prompt_token_ids": [...], "token_ids": [...]}
+
+`target` is an identity (`train.identity`), `engine` settings that a run on these answers needs, `drafters` who drafted.
+A server that is writing, or was killed, may leave half a line at the end of its last file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from outpace.errors import BadInput, CheckpointError
+
+__all__ = ["FORMAT", "HEADER", "PATTERN", "header_of", "is_header", "lines_of", "newest_header", "record_files"]
+
+HEADER = "outpace_records"
+"""Key of the first line; its value is the number of the format."""
+FORMAT = 1
+PATTERN = "answers-*.jsonl"
+"""Names of the files; they sort by the time at which they were begun."""
+
+
+def is_header(value: Mapping[str, Any]) -> bool:
+    """Whether a line says who answered."""
+    return HEADER in value
+
+
+def record_files(folder: Path) -> list[Path]:
+    """The files of a folder, the oldest first."""
+    return sorted(folder.glob(PATTERN))
+
+
+def header_of(path: Path) -> dict[str, Any] | None:
+    """What the first line says; None if the file is none of a server's, or has no whole line yet.
+
+    Raises:
+        CheckpointError: it is of another version.
+        BadInput: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+        value = json.loads(first) if first.endswith(b"\n") else None
+    except ValueError:
+        return None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    if not isinstance(value, dict) or not is_header(value):
+        return None
+    if value[HEADER] != FORMAT:
+        raise CheckpointError(f"{path}: format {value[HEADER]!r} of recorded answers is not {FORMAT}: record anew")
+    return value
+
+
+def newest_header(folder: Path) -> dict[str, Any]:
+    """Who gave the newest answers of a folder.
+
+    Raises:
+        BadInput: there are none.
+        CheckpointError: they are of another version.
+    """
+    for path in reversed(record_files(folder)):
+        found = header_of(path)
+        if found is not None:
+            return found
+    raise BadInput(f"{folder} holds no answers that `outpace serve --record {folder}` has written")
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, value) of every whole line behind the first, the newest first.
+
+    Raises:
+        BadInput: a line is not JSON, or the file cannot be read.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    lines.pop()  # nothing, or what was not written to its end
+    for number in range(len(lines), 1, -1):
+        line = lines[number - 1]
+        lines.pop()
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise BadInput(f"{path}, line {number} is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise BadInput(f"{path}, line {number}: a JSON object is needed, not {line[:60]!r}")
+        yield number, value
