@@ -14,7 +14,7 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.heads import open_head
-from outpace.train import memory
+from outpace.train import needs
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 from tests.train.tiny import ENGINE, HIDDEN, save_target
 
@@ -182,7 +182,7 @@ def test_data_of_a_model_that_only_writes_alike_is_taken_with_a_word(
 def test_memory_is_asked_for_before_data_is_made(
     outpace, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 300 << 20)
+    monkeypatch.setattr(needs, "available_bytes", lambda: 300 << 20)
     result = outpace("train", "eagle3", "--model", str(model), "--text", str(text), "--out", str(tmp_path / "run"),
                      *FAST[:4], *STEPS, "--window", "4096", "--batch-windows", "64")  # fmt: skip
     assert result.code == 1

@@ -26,7 +26,7 @@ from outpace.train.kinds.base import Kind, Material
 from outpace.train.kinds.draft import Draft, DraftOptions, chosen_layers
 from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, covered, draft_vocabulary
 from outpace.train.kinds.early_exit import EarlyExit, check_layers
-from outpace.train.memory import require_training_fit, training_needs
+from outpace.train.needs import require_training_fit, training_needs
 from outpace.train.plan import Plan, keep_plan, resumed
 from outpace.train.settings import PRESETS, DataSettings
 from outpace.train.states import StoredStates, stored_bytes

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from outpace.errors import OutOfMemory
-from outpace.train import memory
+from outpace.train import needs as needs_module
 from outpace.train.kinds.base import Kind
 from outpace.train.kinds.draft import Draft, DraftOptions
 from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options
 from outpace.train.kinds.early_exit import EarlyExit
-from outpace.train.memory import Needs, require_training_fit, training_needs
+from outpace.train.needs import Needs, require_training_fit, training_needs
 from outpace.train.settings import TrainSettings
 from tests.train.tiny import World
 
@@ -40,7 +40,7 @@ def made(world: World, kind: str, options: dict[str, Any]) -> Kind:
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_weights_are_those_that_are_trained(world: World, kind: str, options: dict[str, Any]) -> None:
     vocab = world.material.vocab_size
-    found = memory._shape_of(kind, options, world.shape, vocab)
+    found = needs_module._shape_of(kind, options, world.shape, vocab)
     module = made(world, kind, options).module
     assert found.trained == sum(item.numel() for item in module.parameters() if item.requires_grad)
     needs = training_needs(kind, options, world.shape, vocab, SETTINGS, 64)
@@ -48,16 +48,16 @@ def test_weights_are_those_that_are_trained(world: World, kind: str, options: di
     longer = training_needs(kind, options, world.shape, vocab, SETTINGS, 128)
     wider = training_needs(kind, options, world.shape, vocab, replace(SETTINGS, batch_windows=9), 64)
     assert needs.weights == longer.weights == wider.weights
-    assert wider.batch - memory._LOGITS == pytest.approx(3 * (needs.batch - memory._LOGITS))
+    assert wider.batch - needs_module._LOGITS == pytest.approx(3 * (needs.batch - needs_module._LOGITS))
     assert longer.batch > needs.batch
 
 
 def test_what_does_not_fit_is_refused_with_what_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = Needs(weights=3 << 30, batch=2 << 30)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 6 << 30)
+    monkeypatch.setattr(needs_module, "available_bytes", lambda: 6 << 30)
     require_training_fit(needs, 512 << 20, SETTINGS, 64)
-    monkeypatch.setattr(memory, "available_bytes", lambda: None)
+    monkeypatch.setattr(needs_module, "available_bytes", lambda: None)
     require_training_fit(needs, 512 << 20, SETTINGS, 64)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 5 << 30)
+    monkeypatch.setattr(needs_module, "available_bytes", lambda: 5 << 30)
     with pytest.raises(OutOfMemory, match=r"3 windows of 64 tokens\), .* are free: .*--batch-windows"):
         require_training_fit(needs, 512 << 20, SETTINGS, 64)
