@@ -19,24 +19,28 @@ import torch
 from outpace.config import EngineConfig, SpeculativeConfig
 from outpace.control.making import make_controller
 from outpace.drafters.draft_model import DraftModelDrafter
-from outpace.drafters.eagle3 import Eagle3Drafter
 from outpace.drafters.early_exit import EarlyExitDrafter
 from outpace.drafters.exit_probe import SAMPLE_TEXT, probe_exits
+from outpace.drafters.feature_head import FeatureHeadDrafter
 from outpace.drafters.ngram import NgramDrafter
 from outpace.drafters.suffix import LEAST_CHANCE, SuffixDrafter
 from outpace.drafters.suffix_pool import OutputPool
 from outpace.engine.engine import Engine
 from outpace.errors import InvalidParameter, OutOfMemory, UnsupportedModel
-from outpace.heads import open_eagle3
+from outpace.heads import has_own_mtp, open_eagle3, open_mtp, read_mtp
 from outpace.kv.cache import KvCache
 from outpace.models.adapter import BlockAdapter, open_adapter
 from outpace.models.bandwidth import read_bytes_per_second
+from outpace.models.checkpoint import Checkpoint
+from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
 from outpace.models.eagle3 import Eagle3Head
 from outpace.models.files import cache_folder, format_bytes
 from outpace.models.load import LoadedFiles, available_bytes, estimate_bytes, require_fit
 from outpace.models.machine import processor_name
+from outpace.models.mtp import MtpHead
 from outpace.models.native.library import prepare
+from outpace.models.precision import Precision
 from outpace.models.probe import ProbeReport
 from outpace.models.resolve import resolve_model
 from outpace.models.selection import select_precision
@@ -167,10 +171,7 @@ def build(
         OutpaceError: models cannot be found, read, run, or held in memory, or do not go together.
     """
     notify, progress = notify or log.info, progress or _no_progress
-    wanted = [part for item in speculative for part in item.parts(adaptive=config.speculative_control == "adaptive")]
-    methods = [item.method for item in wanted]
-    if len(set(methods)) < len(methods):
-        raise InvalidParameter(f"speculative methods {methods} are not possible: each at most once")
+    wanted = _wanted(speculative, config, own_head=False)
     if config.max_num_batched_tokens <= config.max_num_seqs:
         raise InvalidParameter(
             f"max_num_batched_tokens={config.max_num_batched_tokens} is not possible: it must be more than "
@@ -182,6 +183,8 @@ def build(
         prepare(notify)
     source = Source.open(config.model, config, notify)
     files = source.files
+    if has_own_mtp(source.shape, files.checkpoint):
+        wanted = _wanted(speculative, config, own_head=True)
     defaults = files.sampling_defaults(front)
     require_fit(files.label, source.num_bytes, source.cache_bytes(config))
     makers = {item.method: _PLANNERS[item.method](item, source, config, notify) for item in wanted}
@@ -244,6 +247,18 @@ def build(
         at_end=parts.at_end,
         source=source,
     )
+
+
+def _wanted(
+    speculative: Sequence[SpeculativeConfig], config: EngineConfig, *, own_head: bool
+) -> list[SpeculativeConfig]:
+    """The drafters that the settings mean, one method each; for `own_head` see `SpeculativeConfig.parts`."""
+    adaptive = config.speculative_control == "adaptive"
+    wanted = [part for item in speculative for part in item.parts(adaptive=adaptive, own_head=own_head)]
+    methods = [item.method for item in wanted]
+    if len(set(methods)) < len(methods):
+        raise InvalidParameter(f"speculative methods {methods} are not possible: each at most once")
+    return wanted
 
 
 # Settings that depend on the machine.
@@ -414,36 +429,74 @@ def _plan_early_exit(item: SpeculativeConfig, target: Source, config: EngineConf
 
 def _plan_eagle3(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
     assert item.model is not None
-    if target.shape is None:
-        raise UnsupportedModel(
-            f"method='eagle3' is not possible with {target.files.label}: it runs on transformers' layers, whose states "
-            "cannot be had; possible: suffix, ngram or draft_model"
-        )
-    if item.quantization is not None:
-        config = replace(config, quantization=item.quantization, dtype="auto")
+    shape = _shape_for_head(item, target)
     found = resolve_model(item.model, allow_pickle=config.allow_pickle)
-    files = open_eagle3(found.path, target.shape, allow_pickle=config.allow_pickle)
-    precision = select_precision(config, files.weights)
-    require_fit(
-        f"{target.files.label} with {found.label}",
-        target.num_bytes + estimate_bytes(files.weights, precision),
-        target.cache_bytes(config) + (config.cache_tokens or 0) * files.config.layer.cache_bytes_per_token,
-    )
+    files = open_eagle3(found.path, shape, allow_pickle=config.allow_pickle)
 
-    def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
-        assert isinstance(parts.target, Decoder)
-        head = Eagle3Head(
-            parts.target,
+    def load(model: Decoder, precision: Precision) -> Eagle3Head:
+        return Eagle3Head(
+            model,
             files.config,
             files.weights,
             token_ids=files.token_ids,
             target_weights=target.files.checkpoint,
             precision=precision,
         )
+
+    return _head_maker(item, target, config, found.label, files.config.layer, files.weights, load)
+
+
+def _plan_mtp(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
+    shape = _shape_for_head(item, target)
+    if item.model is None:
+        files, label = read_mtp(target.files.config, target.files.checkpoint, target.files.folder), "its MTP layer"
+    else:
+        found = resolve_model(item.model, allow_pickle=config.allow_pickle)
+        files, label = open_mtp(found.path, allow_pickle=config.allow_pickle), found.label
+    files.check_target(shape)
+
+    def load(model: Decoder, precision: Precision) -> MtpHead:
+        return MtpHead(model, files.layer, files.weights, precision=precision)
+
+    return _head_maker(item, target, config, label, files.layer, files.weights, load)
+
+
+def _shape_for_head(item: SpeculativeConfig, target: Source) -> DecoderConfig:
+    """The target's shape, whose states a head reads."""
+    if target.shape is None:
+        raise UnsupportedModel(
+            f"method={item.method!r} is not possible with {target.files.label}: it runs on transformers' layers, whose "
+            "states cannot be had; possible: suffix, ngram or draft_model"
+        )
+    return target.shape
+
+
+def _head_maker(
+    item: SpeculativeConfig,
+    target: Source,
+    config: EngineConfig,
+    label: str,
+    layer: DecoderConfig,
+    weights: Checkpoint,
+    load: Callable[[Decoder, Precision], Eagle3Head | MtpHead],
+) -> _Maker:
+    """What makes a drafter of a head with one layer of this shape."""
+    if item.quantization is not None:
+        config = replace(config, quantization=item.quantization, dtype="auto")
+    precision = select_precision(config, weights)
+    require_fit(
+        f"{target.files.label} with {label}",
+        target.num_bytes + estimate_bytes(weights, precision),
+        target.cache_bytes(config) + (config.cache_tokens or 0) * layer.cache_bytes_per_token,
+    )
+
+    def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
+        assert isinstance(parts.target, Decoder)
+        head = load(parts.target, precision)
         cache = head.new_cache(config.max_num_seqs, parts.max_model_len, parts.max_rows)
-        parts.relative_costs["eagle3"] = head.bytes_per_token / parts.target.bytes_per_token
+        parts.relative_costs[item.method] = head.bytes_per_token / parts.target.bytes_per_token
         used = _with_possible_width(item, parts)
-        return Eagle3Drafter(head, cache, tree_width=used.tree_width or 1), used
+        return FeatureHeadDrafter(item.method, head, cache, tree_width=used.tree_width or 1), used
 
     return make
 
@@ -469,6 +522,7 @@ _PLANNERS: Mapping[str, Callable[[SpeculativeConfig, Source, EngineConfig, Notif
     "draft_model": _plan_draft_model,
     "early_exit": _plan_early_exit,
     "eagle3": _plan_eagle3,
+    "mtp": _plan_mtp,
 }
 
 
@@ -478,7 +532,7 @@ def _model_text(label: str, parameters: int, linear: str) -> str:
 
 
 def _drafter_text(config: SpeculativeConfig) -> str:
-    named = f" {config.model}"
-    detail = {"draft_model": named, "eagle3": named, "early_exit": f" after layer {config.exit_layer}"}
+    named = "" if config.model is None else f" {config.model}"
+    detail = {"draft_model": named, "eagle3": named, "mtp": named, "early_exit": f" after layer {config.exit_layer}"}
     tokens = f"{config.num_speculative_tokens} token{'s' * (config.num_speculative_tokens != 1)}"
     return f"{config.method}{detail.get(config.method, '')}, at most {tokens}"

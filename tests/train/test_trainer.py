@@ -206,7 +206,7 @@ def test_a_measurement_is_dropped_when_the_user_wants_to_stop(
 
 @pytest.mark.parametrize("name", ["eagle3", "draft", "stored states"])
 def test_other_kinds_go_on_to_the_bit_too(world: World, tmp_path: Path, name: str) -> None:
-    settings = replace(SETTINGS, steps=4, eval_every=3, warmup=1)
+    settings = replace(SETTINGS, steps=4, eval_every=3, warmup=1, accumulate=2)
 
     def make(folder: Path, stop: bool = False) -> Trainer:
         folder.mkdir(exist_ok=True)
@@ -223,7 +223,7 @@ def test_other_kinds_go_on_to_the_bit_too(world: World, tmp_path: Path, name: st
             for one, part in zip(stored, (data.train, data.valid), strict=True):
                 one.make(part, lambda *_: None)
             states = [*stored]
-        learner = Stopping(kind, 2, press_ctrl_c) if stop else kind
+        learner = Stopping(kind, 5, press_ctrl_c) if stop else kind  # in the middle of a step, which is dropped
         sources = Sources(target, data, states[0], states[1])
         return Trainer(learner, sources, settings, folder, world.identity, lambda _: None)
 

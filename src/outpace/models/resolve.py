@@ -23,6 +23,7 @@ from outpace.models.files import describe_impostor
 from outpace.models.gguf import converted_models, read_manifest
 from outpace.models.gguf_config import build_config, name_tensors
 from outpace.models.gguf_file import MAGIC, GgufFile
+from outpace.models.mtp_config import mtp_tensors
 
 __all__ = ["ALIASES", "Alias", "ModelFiles", "find_local_models", "lasting_name", "packaged_file", "resolve_model"]
 
@@ -166,7 +167,8 @@ def _runnable_weights(model: ModelFiles) -> int:
     if not model.is_gguf:
         source = model.path / "config.json"
         checkpoint = Checkpoint.open(model.path)
-        checkpoint.check(expected_tensors(DecoderConfig.from_hf(read_json(source), source)))
+        shape = DecoderConfig.from_hf(read_json(source), source)
+        checkpoint.check(expected_tensors(shape), mtp_tensors(shape))
         return checkpoint.num_weights
     file = GgufFile(model.path)
     names = name_tensors(file)

@@ -70,8 +70,8 @@ def _add_speculation_options(parser: CommandLine) -> None:
     say = partial(group.add_argument, action=_Say)
     say(
         "--speculative-model", "--spec-model", const="model", metavar="WHAT",
-        help="auto, suffix, ngram, self or self:E (first E layers of the model), none, or a draft model: hub id, "
-        "folder, GGUF file or alias (default: auto)",
+        help="auto, suffix, ngram, self or self:E (first E layers of the model), mtp (the checkpoint's own MTP layer), "
+        "none, or a draft model or EAGLE-3 head: hub id, folder, GGUF file or alias (default: auto)",
     )  # fmt: skip
     say("--spec-method", const="method", metavar="NAME", help=help_of("method"))
     name = "num_speculative_tokens"

@@ -10,7 +10,7 @@ from outpace.train.acceptance import Acceptance, Tally
 from outpace.train.data.packing import Windows
 from outpace.train.kinds.base import Kind
 from outpace.train.settings import TrainSettings
-from outpace.train.target import Batch, StateSource, Target
+from outpace.train.target import StateSource, Target, batch_of
 
 __all__ = ["measure", "spread"]
 
@@ -35,9 +35,7 @@ def measure(
     for which in torch.split(spread(len(windows), settings.eval_windows), settings.batch_windows):
         if stop():
             return None
-        chosen = windows[which]
-        batch = Batch(chosen, states.states(chosen, which), target)
-        for name, chains in kind.chains(batch).items():
+        for name, chains in kind.chains(batch_of(target, windows, states, which)).items():
             tallies.setdefault(name, Tally(settings.chain)).add(chains)
     return {name: tally.result() for name, tally in tallies.items()}
 

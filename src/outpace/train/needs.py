@@ -15,7 +15,7 @@ from outpace.models.files import format_bytes
 from outpace.models.load import available_bytes
 from outpace.models.memory import RESERVE_BYTES
 from outpace.train.kinds.draft import DraftOptions, chosen_layers
-from outpace.train.kinds.eagle3 import Eagle3Options, head_config
+from outpace.train.kinds.eagle3 import LEAST_SHARE, Eagle3Options, head_config
 from outpace.train.settings import TrainSettings
 
 __all__ = ["Needs", "require_training_fit", "training_needs"]
@@ -23,7 +23,7 @@ __all__ = ["Needs", "require_training_fit", "training_needs"]
 _BYTES_OF_A_WEIGHT = 4 + 4 + 8 + 12 + 4
 """The weight, its gradient, the optimiser's two moments; a checkpoint of three of them, and what it was before it was
 rounded."""
-_LOGITS = 320 << 20
+_LOGITS = 256 << 20
 """What the output heads of target and drafter work in, a few rows at a time."""
 _SHARED_LAWS = 1 << 30
 """What the target's distributions take that several exits share."""
@@ -44,15 +44,15 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What learns: numbers trained, numbers kept beside them, passes through a layer, probabilities in a row, inner
-    states that are read, and passes that look at keys one by one."""
+    """What learns: numbers trained, numbers kept beside them, passes of all rows through a layer, probabilities in a
+    row, inner states that are read, and passes of all rows whose shares of attention are kept."""
 
     trained: int
     kept: int
-    passes: int
+    passes: float
     laws: int
     states: int
-    own_rows: int = 0
+    squares: float = 0.0
 
 
 def training_needs(
@@ -73,11 +73,9 @@ def training_needs(
     inside = 12 * shape.hidden_size + 6 * shape.intermediate_size + 6 * shape.num_heads * shape.head_dim
     square = settings.batch_windows * window * window
     several = kind == "early-exit" and found.passes > 1
-    batch = 4 * (
-        tokens * (found.passes * inside + found.states * shape.hidden_size + found.laws)
-        + 2 * square  # the mask, as it is and in float32
-        + 3 * found.own_rows * shape.num_heads * square
-    )
+    rows = tokens * (found.passes * inside + found.states * shape.hidden_size + found.laws)
+    # The mask, as it is and in float32, and where attention is computed step by step, scores and shares.
+    batch = int(4 * (rows + 2 * square + 2 * found.squares * shape.num_heads * square))
     return Needs(
         weights=_BYTES_OF_A_WEIGHT * found.trained + 4 * found.kept,
         batch=batch + _LOGITS + (min(_SHARED_LAWS, 4 * tokens * vocab_size) if several else 0),
@@ -112,7 +110,8 @@ def _shape_of(kind: str, options: Mapping[str, Any], shape: DecoderConfig, vocab
         guesses = min(wanted.draft_vocab, vocab_size)
         trained = _numbers(eagle3_tensors(head_config(shape, guesses, wanted)))
         kept = 0 if wanted.train_head else guesses * shape.hidden_size
-        return _Shape(trained, kept, wanted.unroll, guesses, 4, own_rows=wanted.unroll - 1)
+        looked_at = sum(max(LEAST_SHARE, wanted.row_share**step) for step in range(wanted.unroll))
+        return _Shape(trained, kept, looked_at, guesses, 4, squares=looked_at - 1)
     if kind == "draft":
         own = DraftOptions(**options)
         layers = len(chosen_layers(own, shape.num_layers))

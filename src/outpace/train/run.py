@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from outpace.train.kinds.base import Kind, Material
 from outpace.train.kinds.draft import Draft, DraftOptions, chosen_layers
 from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, covered, draft_vocabulary
 from outpace.train.kinds.early_exit import EarlyExit, check_layers
+from outpace.train.memory import keep_freed_memory
 from outpace.train.needs import require_training_fit, training_needs
 from outpace.train.plan import Plan, keep_plan, resumed
 from outpace.train.settings import PRESETS, DataSettings
@@ -35,6 +37,9 @@ from outpace.train.trainer import CHECKPOINT, Outcome, Sources, Trainer
 from outpace.train.writing import make_folder
 
 __all__ = ["Plan", "make_data", "resumed", "train"]
+
+_WORTH_STORING = 1.5
+"""Rounds over the data from which on states are kept on disk by default."""
 
 
 def make_data(
@@ -84,6 +89,7 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     Raises:
         OutpaceError: model, data, settings or checkpoint cannot be used, or training failed; says why.
     """
+    keep_freed_memory()
     _set_threads(plan.engine)
     begun = (plan.folder / CHECKPOINT).is_file()
     if begun and not plan.resume:
@@ -163,14 +169,19 @@ def _new_data(plan: Plan, source: Source, folder: Path, notify: Notify, progress
 def _states(
     plan: Plan, target: Target, identity: Identity, data: TrainingData, split: str, notify: Notify, progress: Progress
 ) -> StateSource:
-    kind = plan.train.states
-    if kind == "none":
-        return target
     windows = data.train if split == "train" else data.valid
     layers = len({*target.aux_layers, target.num_layers})
-    size = stored_bytes(kind, windows.ids.numel(), layers, target.model.hidden_size)
-    notify(f"states of the {split} windows take {format_bytes(size)} in {plan.folder / 'states'}")
-    stored = StoredStates(plan.folder / "states", split, kind, target, identity)
+    folder = (plan.data or plan.folder / "data") / "states"
+    kind = plan.train.states
+    size = stored_bytes("int8" if kind == "auto" else kind, windows.ids.numel(), layers, target.model.hidden_size)
+    if kind == "auto":
+        looks = plan.train.steps * plan.train.batch_windows * plan.train.accumulate / max(1, len(data.train))
+        room = shutil.disk_usage(make_folder(folder.parent)).free
+        kind = "int8" if looks >= _WORTH_STORING and room > 2 * size else "none"
+    if kind == "none":
+        return target
+    notify(f"states of the {split} windows take {format_bytes(size)} in {folder}")
+    stored = StoredStates(folder, split, kind, target, identity)
     stored.make(windows, lambda done, total: progress(f"states of the {split} windows", done, total))
     return stored
 
@@ -216,7 +227,7 @@ def _open(engine: EngineConfig, notify: Notify) -> Source:
     if source.shape is None:
         raise UnsupportedModel(
             f"drafters cannot be trained for {source.files.label}: it runs on transformers' layers; possible are the "
-            "architectures of outpace's own (Llama, Mistral, Qwen2, Qwen3)"
+            "architectures of outpace's own (Llama, Mistral, Qwen2, Qwen3, MiMo)"
         )
     return source
 

@@ -28,7 +28,7 @@ from outpace.train.rounding import SAVED_AS, rounded
 from outpace.train.sampler import Sampler
 from outpace.train.schedule import learning_rate
 from outpace.train.settings import TrainSettings
-from outpace.train.target import Batch, StateSource, Target
+from outpace.train.target import Batch, StateSource, Target, batch_of
 from outpace.train.writing import write_json
 
 __all__ = ["CHECKPOINT", "DRAFTER", "Ending", "Outcome", "Sources", "Trainer"]
@@ -186,7 +186,7 @@ class Trainer:
 
     def _one_step(self, interrupt: Interrupt) -> bool:
         """One optimiser step. False, and no change, if the user wants to stop."""
-        settings, before = self._settings, self._sampler.state
+        settings, before, random = self._settings, self._sampler.state, torch.get_rng_state()
         begun, target_before = time.perf_counter(), self._sources.target.seconds
         rate = learning_rate(self._step, settings)
         self._optimiser.zero_grad(set_to_none=True)
@@ -195,6 +195,7 @@ class Trainer:
         for _ in range(settings.accumulate):
             if interrupt.asked:
                 self._sampler.restore(before)
+                torch.set_rng_state(random)
                 return False
             taken.append(self._sampler.next(settings.batch_windows))
             batch = self._batch(taken[-1])
@@ -222,9 +223,7 @@ class Trainer:
         return True
 
     def _batch(self, which: torch.Tensor) -> Batch:
-        sources = self._sources
-        chosen = sources.data.train[which]
-        return Batch(chosen, sources.train.states(chosen, which), sources.target)
+        return batch_of(self._sources.target, self._sources.data.train, self._sources.train, which)
 
     def _measure(self, interrupt: Interrupt) -> bool:
         """Acceptance on held-out text of the weights as they would be stored; of every drafter the best are.
