@@ -70,7 +70,6 @@ def test_what_users_write(written: Any, method: str, model: str | None, exit_lay
         ({"methode": "ngram"}, "methode"),
         ({"method": "magic"}, "magic"),
         ({"method": "draft_model"}, "needs a model"),
-        ({"method": "eagle3"}, "method='eagle3' needs a model"),
         ({"method": "draft_model", "model": "x/EAGLE3-y"}, "is an EAGLE-3 head: it goes with method 'eagle3'"),
         ({"method": "eagle3", "model": "some/head", "exit_layer": 3}, "goes with method 'early_exit'"),
         ({"method": "ngram", "model": "some/draft"}, "goes with method 'draft_model'"),
@@ -133,7 +132,7 @@ def test_a_head_that_comes_with_the_target_drafts_where_nobody_named_another(ada
         ("none", []),
     ):
         config = SpeculativeConfig.parse(written)
-        assert [part.method for part in config.parts(adaptive=adaptive, own_head=True)] == found
+        assert [part.method for part in config.parts(adaptive=adaptive, own="mtp")] == found
         without = [part.method for part in config.parts(adaptive=adaptive)]
         assert without == [method for method in found if method != "mtp"]
 

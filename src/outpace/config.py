@@ -61,12 +61,13 @@ class SpeculativeConfig:
     method: str = _option(
         "auto",
         "drafting method: auto (suffix, and the draft model or EAGLE-3 head if one is named, else the MTP layer of the "
-        "target's checkpoint if it has one), " + ", ".join(METHODS[1:]),
+        "target's checkpoint if it has one, else the head that comes with outpace for it, if one does), "
+        + ", ".join(METHODS[1:]),
     )
     model: str | None = _option(
         None,
         "draft model or EAGLE-3 head: hub id, folder, GGUF file or alias (method draft_model, eagle3 or auto); a "
-        "checkpoint with an MTP layer (method mtp), None: the target's own",
+        "checkpoint with an MTP layer (method mtp). None: what comes with the target (mtp) or with outpace (eagle3)",
     )
     num_speculative_tokens: int | None = _option(
         None,
@@ -94,9 +95,13 @@ class SpeculativeConfig:
         None, "of the draft model, EAGLE-3 head or MTP layer, as the target's option of that name; None: as the target"
     )
     exit_layer: int | None = _option(
-        None, "layers the early-exit drafter runs (method early_exit); None probes for one"
+        None,
+        "layers the early-exit drafter runs (method early_exit); None: as the adapter was trained, or found by a probe",
     )
-    adapter: str | None = _option(None, "folder of a trained adapter at the exit (method early_exit)")
+    adapter: str | None = _option(
+        None,
+        "folder of a trained adapter at the exit (method early_exit); None: the one that comes with outpace, if any",
+    )
     rejection_sample_method: str = _option(
         "coupled",
         "how sampled drafts are verified: coupled (the text of a seed never changes), or standard or block (rejection "
@@ -165,20 +170,19 @@ class SpeculativeConfig:
                 raise InvalidParameter(f"{name}={value!r} is not possible: it must be a name or a path")
         if self.method == "draft_model" and self.model is None:
             raise InvalidParameter("method='draft_model' needs a model: a hub id, a folder, a GGUF file or an alias")
-        if self.method == "eagle3" and self.model is None:
-            raise InvalidParameter("method='eagle3' needs a model: the head's folder or hub id")
         if self.method == "draft_model" and self.model is not None and names_eagle3_head(self.model):
             raise InvalidParameter(f"model={self.model!r} is an EAGLE-3 head: it goes with method 'eagle3'")
 
-    def parts(self, *, adaptive: bool, own_head: bool = False) -> list[SpeculativeConfig]:
+    def parts(self, *, adaptive: bool, own: str | None = None) -> list[SpeculativeConfig]:
         """The drafters these settings mean, one method each, in order of preference; none for method "none".
 
         Args:
             adaptive: how much is drafted is chosen in every step, and `num_speculative_tokens` is only the most. Then
                 `tree_width` stays None where it is chosen too.
-            own_head: the target's checkpoint carries an MTP layer, which method "auto" then drafts with.
+            own: method of a drafter that is there for the target without being named: mtp, its checkpoint carries a
+                layer, or eagle3, a head comes with outpace. Method "auto" then drafts with it.
         """
-        return [part._with_limits(adaptive) for part in self._parts(own_head)]
+        return [part._with_limits(adaptive) for part in self._parts(own)]
 
     def _with_limits(self, adaptive: bool) -> SpeculativeConfig:
         most, width = self.num_speculative_tokens, self.tree_width
@@ -194,14 +198,14 @@ class SpeculativeConfig:
             return 1
         return _AUTOMATIC_WIDTH if self.tree_width is None else self.tree_width
 
-    def _parts(self, own_head: bool) -> list[SpeculativeConfig]:
+    def _parts(self, own: str | None) -> list[SpeculativeConfig]:
         if self.method == "none":
             return []
         if self.method != "auto":
             return [self]
         suffix = replace(self, method="suffix", model=None, quantization=None)
         if self.model is None:
-            return [suffix, replace(self, method="mtp", suffix_pool_file=None)] if own_head else [suffix]
+            return [suffix] if own is None else [suffix, replace(self, method=own, suffix_pool_file=None)]
         word = _from_word(self.model)
         branches = self.tree_width if word["method"] in _BRANCHING else None
         named = replace(self, **word, tree_width=branches, suffix_pool_file=None)

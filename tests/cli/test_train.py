@@ -112,7 +112,7 @@ def test_an_eagle3_head(outpace, model: Path, text: Path, tmp_path: Path) -> Non
         (["early-exit", "--lr", "0"], "lr=0.0 is not possible: above 0, at most 1"),
         (["early-exit", "--steps", "0"], "steps=0"),
         (["early-exit", "--loss", "huber"], "possible: kl, tv, lk, nla"),
-        (["early-exit", "--states", "fp8"], "possible: none, fp16, int8"),
+        (["early-exit", "--states", "fp8"], "possible: auto, none, fp16, int8"),
         (["early-exit", "--window", "4"], "window=4"),
         (["early-exit", "--validation", "1"], "validation=1.0 is not possible: it must be above 0 and below 1"),
         (["early-exit", "--text", "nowhere"], "'nowhere' is no text"),

@@ -181,6 +181,6 @@ def test_built_in_prompts_take_turns_and_are_the_same_again() -> None:
     first = list(builtin_prompts(64, 0))
     assert first == list(builtin_prompts(64, 0))
     assert first != list(builtin_prompts(64, 1))
-    assert len(TASKS) == 8
+    assert len(TASKS) == 9
     assert "```python" in first[2]
     assert list(builtin_prompts(0)) == []

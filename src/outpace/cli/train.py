@@ -98,6 +98,12 @@ def _add_kind_options(parser: Parser, kind: str) -> None:
             metavar="X",
             help="weight of a token against the one before it (default: 0.8)",
         )
+        group.add_argument(
+            "--row-share",
+            type=float,
+            metavar="X",
+            help="places in the text looked at for a token against the one before it, 1 for all (default: 0.6)",
+        )
 
     if kind == "draft":
         group.add_argument("--layers", type=int, metavar="N", help="layers it has (default: a quarter of the model's)")
@@ -222,7 +228,7 @@ def _kind_options(kind: str) -> tuple[str, ...]:
     return {
         "early-exit": ("exit_layers", "init_layer"),
         "draft": ("layers", "from_scratch", "train_embedding"),
-        "eagle3": ("unroll", "draft_vocab", "train_head", "decay"),
+        "eagle3": ("unroll", "draft_vocab", "train_head", "decay", "row_share"),
     }[kind]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from outpace.train.kinds.base import Kind, Material
 from outpace.train.kinds.draft import Draft, DraftOptions, chosen_layers
 from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, draft_vocabulary
 from outpace.train.kinds.early_exit import EarlyExit, check_layers
+from outpace.train.memory import keep_freed_memory
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 from outpace.train.states import StoredStates, stored_bytes
 from outpace.train.target import StateSource, Target
@@ -37,6 +39,8 @@ from outpace.train.writing import make_folder, write_json
 __all__ = ["Plan", "make_data", "resumed", "train"]
 
 _RUN = "run.json"
+_WORTH_STORING = 1.5
+"""Rounds over the data from which on states are kept on disk by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,7 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     Raises:
         OutpaceError: model, data, settings or checkpoint cannot be used, or training failed; says why.
     """
+    keep_freed_memory()
     _set_threads(plan.engine)
     if not plan.resume and (plan.folder / CHECKPOINT).is_file():
         raise BadInput(f"{plan.folder} holds a run already: go on with --resume {plan.folder}, or name another --out")
@@ -221,14 +226,19 @@ def _data(plan: Plan, source: Source, identity: Identity, notify: Notify, progre
 def _states(
     plan: Plan, target: Target, identity: Identity, data: TrainingData, split: str, notify: Notify, progress: Progress
 ) -> StateSource:
-    kind = plan.train.states
-    if kind == "none":
-        return target
     windows = data.train if split == "train" else data.valid
     layers = len({*target.aux_layers, target.num_layers})
-    size = stored_bytes(kind, windows.ids.numel(), layers, target.model.hidden_size)
-    notify(f"states of the {split} windows take {format_bytes(size)} in {plan.folder / 'states'}")
-    stored = StoredStates(plan.folder / "states", split, kind, target, identity)
+    folder = (plan.data or plan.folder / "data") / "states"
+    kind = plan.train.states
+    size = stored_bytes("int8" if kind == "auto" else kind, windows.ids.numel(), layers, target.model.hidden_size)
+    if kind == "auto":
+        looks = plan.train.steps * plan.train.batch_windows * plan.train.accumulate / max(1, len(data.train))
+        room = shutil.disk_usage(make_folder(folder.parent)).free
+        kind = "int8" if looks >= _WORTH_STORING and room > 2 * size else "none"
+    if kind == "none":
+        return target
+    notify(f"states of the {split} windows take {format_bytes(size)} in {folder}")
+    stored = StoredStates(folder, split, kind, target, identity)
     stored.make(windows, lambda done, total: progress(f"states of the {split} windows", done, total))
     return stored
 

@@ -231,7 +231,7 @@ class Trainer:
 
     def _batch(self, windows: Windows, states: StateSource, which: torch.Tensor) -> Batch:
         chosen = windows[which]
-        return Batch(chosen, states.states(chosen, which), self._sources.target)
+        return Batch(chosen, states.states(chosen, which), self._sources.target, states.said(chosen, which))
 
     def _measure(self) -> None:
         """Acceptance on held-out text of the weights as they would be stored; the best are, as the drafter to serve."""
