@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from importlib import import_module
@@ -213,10 +214,14 @@ def _run_data(arguments: argparse.Namespace, backend: Backend) -> int:
     settings = DataSettings(**given_options(arguments, [item.name for item in fields(DataSettings)]))
     sources = _sources(arguments)
     engine = engine_config(arguments)
-    with Progress() as progress:
-        import_module("outpace.train.run").make_data(
-            engine, settings, sources, Path(arguments.out).expanduser(), progress.say, progress.report
-        )
+    try:
+        with Progress() as progress:
+            import_module("outpace.train.run").make_data(
+                engine, settings, sources, Path(arguments.out).expanduser(), progress.say, progress.report
+            )
+    except KeyboardInterrupt:
+        say("Interrupted. What was answered is kept, and the same command goes on.")
+        raise
     return 0
 
 
@@ -233,8 +238,13 @@ def _run_training(arguments: argparse.Namespace, backend: Backend) -> int:
         plan = run.resumed(Path(arguments.resume).expanduser(), lambda engine: replace(engine, **changes))
         if plan.kind != arguments.kind:
             raise BadInput(f"{arguments.resume} is a run of `outpace train {plan.kind}`, not {arguments.kind}")
-    with Progress() as progress:
-        outcome = run.train(plan, progress.say, progress.report)
+    try:
+        with Progress() as progress:
+            outcome = run.train(plan, progress.say, progress.report)
+    except KeyboardInterrupt:
+        if (plan.folder / "run.json").is_file():
+            say(f"Interrupted. {_how_to_go_on(arguments.kind, plan.folder)}")
+        raise
     _say_outcome(outcome, arguments.kind, plan.folder)
     return 130 if outcome.ending.name == "INTERRUPTED" else 0
 
@@ -317,13 +327,12 @@ def _say_outcome(outcome: Outcome, kind: str, folder: Path) -> None:
     """A line for each drafter on standard error, and how to serve them as JSON on standard output."""
     say(f"{outcome.ending.value} after step {outcome.step}; {outcome.speed.describe()}")
     if outcome.ending.name == "INTERRUPTED":
-        say(f"Go on with: outpace train {kind} --resume {folder}")
+        say(_how_to_go_on(kind, folder))
         return
     for name, item in outcome.best.items():
         first = outcome.first.get(name, item)
-        say(
-            f"{name}: mean acceptance length {_both(first)} before, {_both(item)} after step {outcome.best_step} (kept)"
-        )
+        step = outcome.best_steps[name]
+        say(f"{name}: mean acceptance length {_both(first)} before, {_both(item)} after step {step} (kept)")
     if outcome.better is not None:
         swap = f"Better: `outpace swap URL {folder}` puts it into a server that serves the head it began as."
         say(swap if outcome.better else "Not better than the head it began as, which stays.")
@@ -333,6 +342,10 @@ def _say_outcome(outcome: Outcome, kind: str, folder: Path) -> None:
     acceptance = {name: asdict(item) for name, item in outcome.best.items()}
     better = {} if outcome.better is None else {"better": outcome.better}
     print(json.dumps({"folder": str(folder), "speculative_config": served, "acceptance": acceptance, **better}))
+
+
+def _how_to_go_on(kind: str, folder: Path) -> str:
+    return f"Go on with: outpace train {kind} --resume {shlex.quote(str(folder))}"
 
 
 def _both(item: Acceptance) -> str:

@@ -19,7 +19,7 @@ from outpace.train.writing import write_json
 
 if TYPE_CHECKING:
     from outpace.train.beginning import Beginning
-    from outpace.train.trainer import Outcome
+    from outpace.train.outcome import Outcome
 
 __all__ = ["RESULT", "Result", "read_result", "score", "weights_digest", "write_result"]
 
@@ -100,8 +100,8 @@ def write_result(folder: Path, new: Path, beginning: Beginning, identity: Identi
     Raises:
         OutpaceError: it cannot be written.
     """
-    [before], [after] = outcome.first.values(), outcome.best.values()
-    better = outcome.best_step > 0 and score(after) > _WORTH * score(before)
+    [before], [after], [step] = outcome.first.values(), outcome.best.values(), outcome.best_steps.values()
+    better = step > 0 and score(after) > _WORTH * score(before)
     write_json(
         folder / RESULT,
         {
@@ -111,7 +111,7 @@ def write_result(folder: Path, new: Path, beginning: Beginning, identity: Identi
             "target": identity.as_dict(),
             "old": {"folder": str(beginning.folder.absolute()), "weights": beginning.digest, **asdict(before)},
             "new": {"folder": str(new.absolute()), "weights": weights_digest(new), **asdict(after)},
-            "step": outcome.best_step,
+            "step": step,
         },
     )
     return better
