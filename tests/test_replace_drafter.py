@@ -16,6 +16,7 @@ from outpace.async_llm import AsyncLLM
 from outpace.build import Built, build
 from outpace.config import EngineConfig, SpeculativeConfig
 from outpace.control.controller import AdaptiveController
+from outpace.decisions import DraftCall
 from outpace.engine.engine import Engine
 from outpace.errors import CheckpointError, InvalidParameter, OutOfMemory, OutpaceError, Unavailable
 from outpace.params import SamplingParams, SpeculationParams
@@ -165,21 +166,26 @@ def test_what_was_learnt_of_the_old_one_is_forgotten(
     old, new = heads["eagle3"]
     suffix = SpeculativeConfig(method="suffix", num_speculative_tokens=4)
     made = built(world, suffix, old, speculative_control="adaptive")
-    assert answers(made.engine, made) == plain
     controller = made.engine.steering.controller
     assert isinstance(controller, AdaptiveController)
     knowledge = controller.knowledge
-    others = {name for name in knowledge.acceptances if name != "eagle3"}
-    assert knowledge.costs("eagle3").num_calls > 0
-    drafts = controller.report().drafters["eagle3"].drafts
+    for name in ("suffix", "eagle3"):
+        knowledge.costs(name).observe(DraftCall(name, 1, 3, 0, 0.01), 0.02)
+        knowledge.acceptance(name).num_drafts = 5
+        knowledge.own(7, name)
+        knowledge.branches_of(name)
+    kept = knowledge.acceptance("suffix"), knowledge.costs("suffix"), knowledge.own(7, "suffix")
+    lost = knowledge.acceptance("eagle3"), knowledge.costs("eagle3"), knowledge.own(7, "eagle3")
     assert made.make_drafter is not None
     replacement = made.make_drafter(new)
+    assert replacement.relative_cost is not None
     made.engine.replace_drafter("eagle3", replacement.drafter, 0.123)
-    assert knowledge.costs("eagle3").num_calls == 0
-    assert knowledge.acceptance("eagle3").num_drafts == 0
+    assert not knowledge.is_known("eagle3")
     assert knowledge.settings.relative_costs["eagle3"] == 0.123
-    assert others <= knowledge.acceptances.keys()
-    assert controller.report().drafters["eagle3"].drafts == drafts  # counters never fall
+    again = knowledge.acceptance("eagle3"), knowledge.costs("eagle3"), knowledge.own(7, "eagle3")
+    assert not any(before is now for before, now in zip(lost, again, strict=True))
+    assert "eagle3" not in knowledge.branches
+    assert (knowledge.acceptance("suffix"), knowledge.costs("suffix"), knowledge.own(7, "suffix")) == kept
     assert answers(made.engine, made) == plain
 
 
