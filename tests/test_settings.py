@@ -48,6 +48,9 @@ def test_draft_lengths_have_a_limit(value: Any) -> None:
         ("someone/EAGLE3-Llama-3.1-8B", "eagle3", "someone/EAGLE3-Llama-3.1-8B", None),
         ({"model": "a-eagle3-head", "num_speculative_tokens": 3}, "eagle3", "a-eagle3-head", None),
         ({"method": "eagle3", "model": "some/head"}, "eagle3", "some/head", None),
+        ("mtp", "mtp", None, None),
+        ({"method": "mtp"}, "mtp", None, None),
+        ({"method": "mtp", "model": "some/checkpoint", "quantization": "int8"}, "mtp", "some/checkpoint", None),
     ],
 )
 def test_what_users_write(written: Any, method: str, model: str | None, exit_layer: int | None) -> None:
@@ -67,7 +70,6 @@ def test_what_users_write(written: Any, method: str, model: str | None, exit_lay
         ({"methode": "ngram"}, "methode"),
         ({"method": "magic"}, "magic"),
         ({"method": "draft_model"}, "needs a model"),
-        ({"method": "eagle3"}, "method='eagle3' needs a model"),
         ({"method": "draft_model", "model": "x/EAGLE3-y"}, "is an EAGLE-3 head: it goes with method 'eagle3'"),
         ({"method": "eagle3", "model": "some/head", "exit_layer": 3}, "goes with method 'early_exit'"),
         ({"method": "ngram", "model": "some/draft"}, "goes with method 'draft_model'"),
@@ -115,6 +117,24 @@ def test_branches_are_for_the_drafters_that_make_them() -> None:
         for part in SpeculativeConfig.parse({"method": "auto", "model": model, "tree_width": 3}).parts(adaptive=True)
     }
     assert widths == {"suffix": 3, "draft_model": 3, "early_exit": 1, "eagle3": 3}
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_head_that_comes_with_the_target_drafts_where_nobody_named_another(adaptive: bool) -> None:
+    pool = {"suffix_decoding_max_cached_requests": 100, "suffix_pool_file": "pool"}
+    for written, found in (
+        ("auto", ["suffix", "mtp"]),
+        ({"method": "auto", "tree_width": 2, **pool}, ["suffix", "mtp"]),
+        ({"method": "auto", "model": "some/draft", **pool}, ["suffix", "draft_model"]),
+        ({"method": "auto", "model": "self:3", **pool}, ["suffix", "early_exit"]),
+        ({"method": "auto", "model": "ngram"}, ["suffix"]),
+        ("suffix", ["suffix"]),
+        ("none", []),
+    ):
+        config = SpeculativeConfig.parse(written)
+        assert [part.method for part in config.parts(adaptive=adaptive, own="mtp")] == found
+        without = [part.method for part in config.parts(adaptive=adaptive)]
+        assert without == [method for method in found if method != "mtp"]
 
 
 @pytest.mark.parametrize("control", ["adaptive", "fixed"])

@@ -1,57 +1,46 @@
 """The only place that names concrete classes and puts an engine together.
 
-A new drafter is one file in `outpace/drafters` and one entry in `_PLANNERS` here (and its name in
-`outpace.config.METHODS`); nothing else learns its name. A planner checks all that can be checked before weights are
-loaded, which takes long, and returns what makes the drafter afterwards.
+A new drafter is one file in `outpace/drafters` and one entry in `planners.PLANNERS` (and its name in
+`outpace.config.METHODS`); nothing else learns its name.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from outpace.config import EngineConfig, SpeculativeConfig
 from outpace.control.making import make_controller
-from outpace.drafters.draft_model import DraftModelDrafter
-from outpace.drafters.eagle3 import Eagle3Drafter
-from outpace.drafters.early_exit import EarlyExitDrafter
-from outpace.drafters.exit_probe import SAMPLE_TEXT, probe_exits
-from outpace.drafters.ngram import NgramDrafter
-from outpace.drafters.suffix import LEAST_CHANCE, SuffixDrafter
-from outpace.drafters.suffix_pool import OutputPool
 from outpace.engine.engine import Engine
-from outpace.errors import InvalidParameter, OutOfMemory, UnsupportedModel
-from outpace.heads import open_eagle3
-from outpace.kv.cache import KvCache
-from outpace.models.adapter import BlockAdapter, open_adapter
+from outpace.errors import InvalidParameter, OutOfMemory
+from outpace.heads import has_own_mtp
 from outpace.models.bandwidth import read_bytes_per_second
 from outpace.models.decoder import Decoder
-from outpace.models.eagle3 import Eagle3Head
 from outpace.models.files import cache_folder, format_bytes
-from outpace.models.load import LoadedFiles, available_bytes, estimate_bytes, require_fit
+from outpace.models.load import LoadedFiles, available_bytes, require_fit
 from outpace.models.machine import processor_name
 from outpace.models.native.library import prepare
 from outpace.models.probe import ProbeReport
-from outpace.models.resolve import resolve_model
-from outpace.models.selection import select_precision
 from outpace.models.threads import ThreadGovernor, usable_cores
-from outpace.models.tokenizer import Tokenizer, check_same_vocabulary
+from outpace.models.tokenizer import Tokenizer
 from outpace.models.vocabulary import ModelVocabulary
 from outpace.params import SamplingDefaults
+from outpace.planners import PLANNERS, Parts
 from outpace.protocols import Drafter
 from outpace.sampling.grammar import GrammarCompiler
+from outpace.shipped import shipped_for
 from outpace.source import Notify, Progress, Source, probe_target, same_target_bits
 
 if TYPE_CHECKING:
     from outpace.models.hf import TransformersModel
 
-__all__ = ["Built", "Notify", "Progress", "build"]
+__all__ = ["Built", "NewDrafter", "Notify", "Progress", "build"]
 
 _MOST_POSITIONS = 32768
 """Context unless max_model_len asks for more."""
@@ -59,6 +48,20 @@ _CACHE_SHARE = 0.5
 """Share of the memory left after loading that the cache may grow into unless cache_tokens says."""
 
 log = logging.getLogger(__name__)
+
+
+class NewDrafter(NamedTuple):
+    """A drafter that no engine uses yet.
+
+    Args:
+        drafter: the drafter.
+        settings: its own, resolved.
+        relative_cost: of its pass over the target's, a first guess; None if there is none.
+    """
+
+    drafter: Drafter
+    settings: SpeculativeConfig
+    relative_cost: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class Built:
         probe: whether a row's bits depend on its neighbours here.
         at_end: what is written to disk when the engine is no longer used; see `close`.
         source: the target's files; None for stand-ins.
+        make_drafter: loads a drafter for this engine beside those it has; None for stand-ins.
+        in_use: the drafters' settings as they are now, under which what was learnt is kept.
     """
 
     engine: Engine
@@ -92,6 +97,14 @@ class Built:
     probe: ProbeReport
     at_end: Sequence[Callable[[], None]] = ()
     source: Source | None = None
+    make_drafter: Callable[[SpeculativeConfig], NewDrafter] | None = None
+    in_use: list[SpeculativeConfig] = field(default_factory=list)
+
+    def with_drafter(self, settings: SpeculativeConfig) -> Built:
+        """The same with a drafter of these settings in the place of the one of the same method."""
+        used = tuple(settings if item.method == settings.method else item for item in self.speculative)
+        self.in_use[:] = used
+        return replace(self, speculative=used)
 
     def close(self) -> None:
         """Keeps what was learnt for the next time. A file that cannot be written is a line in the log, no more."""
@@ -127,25 +140,6 @@ class Built:
         return f"{_model_text(self.label, self.parameters, self.linear)}; drafter {drafters}; {threads}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What a drafter may need to be made."""
-
-    target: Decoder | TransformersModel
-    cache: KvCache
-    tokenizer: Tokenizer
-    max_model_len: int
-    max_rows: int
-    notify: Notify
-    progress: Progress
-    relative_costs: dict[str, float] = field(default_factory=dict)
-    at_end: list[Callable[[], None]] = field(default_factory=list)
-
-
-_Maker = Callable[[_Parts], tuple[Drafter, SpeculativeConfig]]
-"""Makes a drafter; returns it with its settings, resolved."""
-
-
 def build(
     config: EngineConfig,
     speculative: Sequence[SpeculativeConfig],
@@ -167,10 +161,7 @@ def build(
         OutpaceError: models cannot be found, read, run, or held in memory, or do not go together.
     """
     notify, progress = notify or log.info, progress or _no_progress
-    wanted = [part for item in speculative for part in item.parts(adaptive=config.speculative_control == "adaptive")]
-    methods = [item.method for item in wanted]
-    if len(set(methods)) < len(methods):
-        raise InvalidParameter(f"speculative methods {methods} are not possible: each at most once")
+    wanted = _wanted(speculative, config, own=None)
     if config.max_num_batched_tokens <= config.max_num_seqs:
         raise InvalidParameter(
             f"max_num_batched_tokens={config.max_num_batched_tokens} is not possible: it must be more than "
@@ -182,9 +173,10 @@ def build(
         prepare(notify)
     source = Source.open(config.model, config, notify)
     files = source.files
+    wanted = _wanted(speculative, config, own=_own_drafter(source))
     defaults = files.sampling_defaults(front)
     require_fit(files.label, source.num_bytes, source.cache_bytes(config))
-    makers = {item.method: _PLANNERS[item.method](item, source, config, notify) for item in wanted}
+    makers = {item.method: PLANNERS[item.method](item, source, config, notify) for item in wanted}
     parameters = source.num_parameters
     linear = source.precision.describe()
     target = source.load(config, config.max_model_len, progress)
@@ -194,14 +186,17 @@ def build(
     probe = probe_target(target, progress)
     if governor is not None:
         governor.trust(lambda threads: same_target_bits(target, probe))
-    parts = _Parts(target, cache, files.tokenizer, max_model_len, max_rows, notify, progress)
+    parts = Parts(target, cache, files.tokenizer, max_model_len, max_rows, notify, progress)
     drafters: dict[str, Drafter] = {}
     resolved: list[SpeculativeConfig] = []
     for method, make in makers.items():
         drafters[method], used = make(parts)
         resolved.append(used)
     controller, keep = make_controller(
-        config.speculative_control, parts.relative_costs, cache_folder() / "control", _control_key(source, resolved)
+        config.speculative_control,
+        parts.relative_costs,
+        cache_folder() / "control",
+        lambda: _control_key(source, resolved),
     )
     parts.at_end.append(keep)
     engine = Engine(
@@ -243,7 +238,40 @@ def build(
         probe=probe,
         at_end=parts.at_end,
         source=source,
+        make_drafter=partial(_another_drafter, source=source, config=config, parts=parts),
+        in_use=resolved,
     )
+
+
+def _another_drafter(item: SpeculativeConfig, *, source: Source, config: EngineConfig, parts: Parts) -> NewDrafter:
+    """Loads a drafter beside a running engine, whose weights and cache are in memory already.
+
+    Raises:
+        OutpaceError: it cannot be found, read, or held in memory, or does not go with the target.
+    """
+    beside, costs = replace(source, num_bytes=0), dict[str, float]()
+    make = PLANNERS[item.method](item, beside, replace(config, cache_tokens=None), log.info)
+    drafter, settings = make(replace(parts, relative_costs=costs, notify=log.info))
+    return NewDrafter(drafter, settings, costs.get(item.method))
+
+
+def _wanted(
+    speculative: Sequence[SpeculativeConfig], config: EngineConfig, *, own: str | None
+) -> list[SpeculativeConfig]:
+    """The drafters that the settings mean, one method each; for `own` see `SpeculativeConfig.parts`."""
+    adaptive = config.speculative_control == "adaptive"
+    wanted = [part for item in speculative for part in item.parts(adaptive=adaptive, own=own)]
+    methods = [item.method for item in wanted]
+    if len(set(methods)) < len(methods):
+        raise InvalidParameter(f"speculative methods {methods} are not possible: each at most once")
+    return wanted
+
+
+def _own_drafter(source: Source) -> str | None:
+    """The method of a drafter that is there for this model without being named."""
+    if has_own_mtp(source.shape, source.files.checkpoint):
+        return "mtp"
+    return None if shipped_for(source.files, source.shape).eagle3 is None else "eagle3"
 
 
 # Settings that depend on the machine.
@@ -283,10 +311,21 @@ def _cache_rows(config: EngineConfig, target: Decoder | TransformersModel, per_r
 def _control_key(source: Source, drafters: Sequence[SpeculativeConfig]) -> str:
     """All that times and acceptance depend on, but for the text."""
     settings = [
-        (item.method, item.model, item.quantization, item.exit_layer, item.adapter, item.rejection_sample_method)
+        (
+            *(item.method, item.model, item.quantization, item.exit_layer, item.adapter, item.rejection_sample_method),
+            *(_written_at(folder) for folder in (item.model, item.adapter) if folder is not None),
+        )
         for item in drafters
     ]
     return repr((str(source.files.folder), source.precision.describe(), settings, processor_name()))
+
+
+def _written_at(folder: str) -> int | None:
+    """When a drafter's weights were written: other ones may lie in the same folder later."""
+    try:
+        return (Path(folder).expanduser() / "model.safetensors").stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _vocabulary(files: LoadedFiles, size: int) -> ModelVocabulary:
@@ -306,179 +345,13 @@ def _no_progress(what: str, done: int, total: int) -> None:
     """Takes progress nobody wants to see."""
 
 
-# The drafters.
-
-
-def _plan_suffix(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
-    least = LEAST_CHANCE[config.speculative_control]
-    most = item.suffix_decoding_max_cached_requests
-    pool = OutputPool(max_outputs=most) if most else None
-    if pool is not None and item.suffix_pool_file is not None:
-        path, key = Path(item.suffix_pool_file), _vocabulary_key(target.files)
-        if not path.parent.is_dir():
-            raise InvalidParameter(f"suffix_pool_file={str(path)!r} is not possible: there is no folder {path.parent}")
-        if path.exists():
-            pool.load(path, key)
-
-    def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
-        if pool is not None and item.suffix_pool_file is not None:
-            parts.at_end.append(lambda: pool.save(path, key))
-        used = _with_possible_width(item, parts)
-        return SuffixDrafter(least_chance=least, pool=pool, tree_width=used.tree_width or 1), used
-
-    return make
-
-
-def _with_possible_width(item: SpeculativeConfig, parts: _Parts) -> SpeculativeConfig:
-    """The settings with a width, without branches where the target cannot verify them exactly; says so."""
-    width = item.width_on(parts.target.takes_trees)
-    if item.tree_width is not None and width < item.tree_width:
-        parts.notify(
-            f"tree_width={item.tree_width}: drafts are chains, for rows of a tree have other bits than those of chains "
-            "here"
-        )
-    return replace(item, tree_width=width)
-
-
-def _vocabulary_key(files: LoadedFiles) -> str:
-    """What token ids mean, in short."""
-    return hashlib.sha256(files.tokenizer.to_json().encode()).hexdigest()
-
-
-def _plan_ngram(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
-    shortest = item.prompt_lookup_min
-    assert shortest is not None
-    return lambda parts: (NgramDrafter(shortest, item.prompt_lookup_max), item)
-
-
-def _plan_draft_model(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
-    assert item.model is not None
-    if item.quantization is not None:
-        config = replace(config, quantization=item.quantization, dtype="auto")
-    source = Source.open(item.model, config, notify)
-    check_same_vocabulary(target.files.tokenizer, source.files.tokenizer)
-    require_fit(
-        f"{target.files.label} with {source.files.label}",
-        target.num_bytes + source.num_bytes,
-        target.cache_bytes(config) + source.cache_bytes(config),
-    )
-
-    def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
-        model = source.load(config, None, parts.progress)
-        capacity = min(model.max_model_len, parts.max_model_len)
-        cache = model.new_cache(config.max_num_seqs, capacity, parts.max_rows)
-        parts.relative_costs["draft_model"] = model.bytes_per_token / parts.target.bytes_per_token
-        used = _with_possible_width(item, parts)
-        drafter = DraftModelDrafter(
-            model, cache, max_model_len=capacity, weight_bytes=model.weight_bytes, tree_width=used.tree_width or 1
-        )
-        return drafter, used
-
-    return make
-
-
-def _plan_early_exit(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
-    if target.shape is None:
-        raise UnsupportedModel(
-            f"method='early_exit' is not possible with {target.files.label}: it runs on transformers' layers, which "
-            "cannot be left in the middle; possible: ngram or draft_model"
-        )
-    most = target.shape.num_layers - 1
-    if most < 1:
-        raise InvalidParameter("method='early_exit' is not possible: the model has only one layer")
-    if item.exit_layer is not None and item.exit_layer > most:
-        raise InvalidParameter(f"exit_layer={item.exit_layer} is not possible: it must be in 1 to {most}")
-    files = None if item.adapter is None else open_adapter(item.adapter, target.shape, item.exit_layer)
-
-    def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
-        assert isinstance(parts.target, Decoder)
-        adapter, exit_layer, num_tokens = None, item.exit_layer, item.num_speculative_tokens or 0
-        if files is not None:
-            exit_layer = files.exit_layer
-            adapter = BlockAdapter(
-                parts.target,
-                files.weights,
-                exit_layer=exit_layer,
-                num_lanes=config.max_num_seqs,
-                capacity=parts.max_model_len,
-                max_rows=parts.max_rows,
-            )
-        elif exit_layer is None:
-            exit_layer, num_tokens = _probed_exit(parts, num_tokens)
-        parts.relative_costs["early_exit"] = exit_layer / parts.target.num_layers
-        drafter = EarlyExitDrafter(parts.target, parts.cache, exit_layer=exit_layer, adapter=adapter)
-        return drafter, replace(item, exit_layer=exit_layer, num_speculative_tokens=num_tokens)
-
-    return make
-
-
-def _plan_eagle3(item: SpeculativeConfig, target: Source, config: EngineConfig, notify: Notify) -> _Maker:
-    assert item.model is not None
-    if target.shape is None:
-        raise UnsupportedModel(
-            f"method='eagle3' is not possible with {target.files.label}: it runs on transformers' layers, whose states "
-            "cannot be had; possible: suffix, ngram or draft_model"
-        )
-    if item.quantization is not None:
-        config = replace(config, quantization=item.quantization, dtype="auto")
-    found = resolve_model(item.model, allow_pickle=config.allow_pickle)
-    files = open_eagle3(found.path, target.shape, allow_pickle=config.allow_pickle)
-    precision = select_precision(config, files.weights)
-    require_fit(
-        f"{target.files.label} with {found.label}",
-        target.num_bytes + estimate_bytes(files.weights, precision),
-        target.cache_bytes(config) + (config.cache_tokens or 0) * files.config.layer.cache_bytes_per_token,
-    )
-
-    def make(parts: _Parts) -> tuple[Drafter, SpeculativeConfig]:
-        assert isinstance(parts.target, Decoder)
-        head = Eagle3Head(
-            parts.target,
-            files.config,
-            files.weights,
-            token_ids=files.token_ids,
-            target_weights=target.files.checkpoint,
-            precision=precision,
-        )
-        cache = head.new_cache(config.max_num_seqs, parts.max_model_len, parts.max_rows)
-        parts.relative_costs["eagle3"] = head.bytes_per_token / parts.target.bytes_per_token
-        used = _with_possible_width(item, parts)
-        return Eagle3Drafter(head, cache, tree_width=used.tree_width or 1), used
-
-    return make
-
-
-def _probed_exit(parts: _Parts, num_tokens: int) -> tuple[int, int]:
-    """Exit and draft length with the best prediction; says so, and says when none pays."""
-    assert isinstance(parts.target, Decoder)
-    ids = parts.tokenizer.encode(SAMPLE_TEXT)[: parts.max_model_len - 1]
-    best = probe_exits(parts.target, parts.cache, ids, most_tokens=max(1, num_tokens))
-    found = (
-        f"early exit: layer {best.exit_layer} of {parts.target.num_layers} agrees with the model on "
-        f"{best.agreement:.0%} of a sample text; predicted speed {best.speedup:.2f}x of plain decoding"
-    )
-    if best.speedup <= 1.0:
-        found += ". It does not pay on this checkpoint: train an adapter for it, or use ngram or a draft model"
-    parts.notify(found)
-    return best.exit_layer, min(num_tokens, best.num_speculative_tokens)
-
-
-_PLANNERS: Mapping[str, Callable[[SpeculativeConfig, Source, EngineConfig, Notify], _Maker]] = {
-    "suffix": _plan_suffix,
-    "ngram": _plan_ngram,
-    "draft_model": _plan_draft_model,
-    "early_exit": _plan_early_exit,
-    "eagle3": _plan_eagle3,
-}
-
-
 def _model_text(label: str, parameters: int, linear: str) -> str:
     size = f"{parameters / 1e6:.0f}M" if parameters < 1e9 else f"{parameters / 1e9:.1f}B"
     return f"{label}, {size} parameters, {linear}"
 
 
 def _drafter_text(config: SpeculativeConfig) -> str:
-    named = f" {config.model}"
-    detail = {"draft_model": named, "eagle3": named, "early_exit": f" after layer {config.exit_layer}"}
+    named = "" if config.model is None else f" {config.model}"
+    detail = {"draft_model": named, "eagle3": named, "mtp": named, "early_exit": f" after layer {config.exit_layer}"}
     tokens = f"{config.num_speculative_tokens} token{'s' * (config.num_speculative_tokens != 1)}"
     return f"{config.method}{detail.get(config.method, '')}, at most {tokens}"

@@ -28,12 +28,12 @@ __all__ = [
     "field_help",
 ]
 
-METHODS = ("auto", "suffix", "ngram", "draft_model", "early_exit", "eagle3", "none")
+METHODS = ("auto", "suffix", "ngram", "draft_model", "early_exit", "eagle3", "mtp", "none")
 CONTROLS = ("adaptive", "fixed")
 QUANTIZATIONS = ("auto", "file", "int8", "int4", "none")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 VERIFICATIONS = ("coupled", "standard", "block")
-_BRANCHING = ("auto", "suffix", "draft_model", "eagle3")
+_BRANCHING = ("auto", "suffix", "draft_model", "eagle3", "mtp")
 KERNELS = ("auto", "native", "torch")
 _FREE = ("suffix", "ngram")
 """Methods that look drafts up, which costs next to nothing."""
@@ -42,8 +42,8 @@ _MOST_BRANCHES, _AUTOMATIC_WIDTH = 8, 3
 MAX_LOOKUP = 32
 """Longest n-gram that prompt lookup compares."""
 _BELONGS_TO = {
-    "model": ("draft_model", "eagle3", "auto"),
-    "quantization": ("draft_model", "eagle3", "auto"),
+    "model": ("draft_model", "eagle3", "mtp", "auto"),
+    "quantization": ("draft_model", "eagle3", "mtp", "auto"),
     "exit_layer": ("early_exit",),
     "adapter": ("early_exit",),
     "suffix_pool_file": ("suffix", "auto"),
@@ -60,12 +60,14 @@ class SpeculativeConfig:
 
     method: str = _option(
         "auto",
-        "drafting method: auto (suffix, and the draft model or EAGLE-3 head if one is named), "
+        "drafting method: auto (suffix, and the draft model or EAGLE-3 head if one is named, else the MTP layer of the "
+        "target's checkpoint if it has one, else the head that comes with outpace for it, if one does), "
         + ", ".join(METHODS[1:]),
     )
     model: str | None = _option(
         None,
-        "draft model or EAGLE-3 head: hub id, folder, GGUF file or alias (method draft_model, eagle3 or auto)",
+        "draft model or EAGLE-3 head: hub id, folder, GGUF file or alias (method draft_model, eagle3 or auto); a "
+        "checkpoint with an MTP layer (method mtp). None: what comes with the target (mtp) or with outpace (eagle3)",
     )
     num_speculative_tokens: int | None = _option(
         None,
@@ -75,7 +77,8 @@ class SpeculativeConfig:
     tree_width: int | None = _option(
         None,
         "most continuations of a draft token; 1: drafts are chains, more: they may be trees, num_speculative_tokens "
-        "counting all branches (method auto, suffix, draft_model or eagle3); None: under adaptive control what pays, "
+        "counting all branches (method auto, suffix, draft_model, eagle3 or mtp); None: under adaptive control what "
+        "pays, "
         "under fixed control 1",
     )
     prompt_lookup_max: int = _option(8, "longest n-gram looked up, in tokens (method ngram)")
@@ -89,12 +92,16 @@ class SpeculativeConfig:
         None, "file from which past outputs are read at the start, and to which a server writes them at its end"
     )
     quantization: str | None = _option(
-        None, "of the draft model or EAGLE-3 head, as the target's option of that name; None: as the target"
+        None, "of the draft model, EAGLE-3 head or MTP layer, as the target's option of that name; None: as the target"
     )
     exit_layer: int | None = _option(
-        None, "layers the early-exit drafter runs (method early_exit); None probes for one"
+        None,
+        "layers the early-exit drafter runs (method early_exit); None: as the adapter was trained, or found by a probe",
     )
-    adapter: str | None = _option(None, "folder of a trained adapter at the exit (method early_exit)")
+    adapter: str | None = _option(
+        None,
+        "folder of a trained adapter at the exit (method early_exit); None: the one that comes with outpace, if any",
+    )
     rejection_sample_method: str = _option(
         "coupled",
         "how sampled drafts are verified: coupled (the text of a seed never changes), or standard or block (rejection "
@@ -163,19 +170,19 @@ class SpeculativeConfig:
                 raise InvalidParameter(f"{name}={value!r} is not possible: it must be a name or a path")
         if self.method == "draft_model" and self.model is None:
             raise InvalidParameter("method='draft_model' needs a model: a hub id, a folder, a GGUF file or an alias")
-        if self.method == "eagle3" and self.model is None:
-            raise InvalidParameter("method='eagle3' needs a model: the head's folder or hub id")
         if self.method == "draft_model" and self.model is not None and names_eagle3_head(self.model):
             raise InvalidParameter(f"model={self.model!r} is an EAGLE-3 head: it goes with method 'eagle3'")
 
-    def parts(self, *, adaptive: bool) -> list[SpeculativeConfig]:
+    def parts(self, *, adaptive: bool, own: str | None = None) -> list[SpeculativeConfig]:
         """The drafters these settings mean, one method each, in order of preference; none for method "none".
 
         Args:
             adaptive: how much is drafted is chosen in every step, and `num_speculative_tokens` is only the most. Then
                 `tree_width` stays None where it is chosen too.
+            own: method of a drafter that is there for the target without being named: mtp, its checkpoint carries a
+                layer, or eagle3, a head comes with outpace. Method "auto" then drafts with it.
         """
-        return [part._with_limits(adaptive) for part in self._parts()]
+        return [part._with_limits(adaptive) for part in self._parts(own)]
 
     def _with_limits(self, adaptive: bool) -> SpeculativeConfig:
         most, width = self.num_speculative_tokens, self.tree_width
@@ -191,23 +198,23 @@ class SpeculativeConfig:
             return 1
         return _AUTOMATIC_WIDTH if self.tree_width is None else self.tree_width
 
-    def _parts(self) -> list[SpeculativeConfig]:
+    def _parts(self, own: str | None) -> list[SpeculativeConfig]:
         if self.method == "none":
             return []
         if self.method != "auto":
             return [self]
         suffix = replace(self, method="suffix", model=None, quantization=None)
         if self.model is None:
-            return [suffix]
+            return [suffix] if own is None else [suffix, replace(self, method=own, suffix_pool_file=None)]
         word = _from_word(self.model)
         branches = self.tree_width if word["method"] in _BRANCHING else None
-        named = replace(self, **word, tree_width=branches)
-        return [suffix, named] if named.method in ("draft_model", "early_exit", "eagle3") else [suffix]
+        named = replace(self, **word, tree_width=branches, suffix_pool_file=None)
+        return [suffix] if named.method in (*_FREE, "auto", "none") else [suffix, named]
 
     @classmethod
     def parse(cls, value: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig:
-        """Reads what users write: `auto`, `suffix`, `ngram` or `[ngram]`, `self` or `self:E`, `none`, a model, or a
-        mapping of these fields.
+        """Reads what users write: `auto`, `suffix`, `ngram` or `[ngram]`, `self` or `self:E`, `mtp`, `none`, a model,
+        or a mapping of these fields.
 
         Raises:
             InvalidParameter: naming an unknown key or a value out of range.
@@ -252,7 +259,7 @@ def _count(name: str, value: int, most: int | None = None) -> int:
 def _from_word(word: str) -> dict[str, Any]:
     if word in ("ngram", "[ngram]"):
         return {"method": "ngram", "model": None}
-    if word in ("auto", "suffix", "none"):
+    if word in ("auto", "suffix", "mtp", "none"):
         return {"method": word, "model": None}
     name, colon, layer = word.partition(":")
     if name != "self":

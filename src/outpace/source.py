@@ -62,7 +62,7 @@ class Source:
             return cls._open_adapted(files, config, precision, error, notify)
         for note in precision_notes(files.label, files.checkpoint, precision):
             notify(note)
-        return cls(files, shape, None, precision, estimate_bytes(files.checkpoint, precision))
+        return cls(files, shape, None, precision, estimate_bytes(files.decoder_weights(shape), precision))
 
     @classmethod
     def _open_adapted(

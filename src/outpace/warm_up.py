@@ -60,6 +60,9 @@ class _Trial:
     def restart_report(self) -> None:
         self._learner.restart_report()
 
+    def forget(self, drafter: str, relative_cost: float | None = None) -> None:
+        self._learner.forget(drafter, relative_cost)
+
     def report(self) -> ControlReport:
         return self._learner.report()
 

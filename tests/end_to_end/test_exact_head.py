@@ -17,7 +17,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outpace.drafters.eagle3 import Eagle3Drafter
+from outpace.drafters.feature_head import FeatureHeadDrafter
 from outpace.engine.engine import Engine
 from outpace.heads import Eagle3Config
 from outpace.models.config import DecoderConfig, expected_tensors
@@ -119,7 +119,7 @@ def test_every_draft_token_is_accepted(k: int, rows: int, words: str) -> None:
     engine = Engine(
         model,
         model.new_cache(6, 512, 2000),
-        {"eagle3": Eagle3Drafter(head, head.new_cache(6, 512, 2000))},
+        {"eagle3": FeatureHeadDrafter("eagle3", head, head.new_cache(6, 512, 2000))},
         vocabulary=IdVocabulary(VOCAB),
         eos_ids=(),
         max_model_len=512,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from outpace.drafters.draft_model import DraftModelDrafter
-from outpace.drafters.eagle3 import Eagle3Drafter
 from outpace.drafters.early_exit import EarlyExitDrafter
+from outpace.drafters.feature_head import FeatureHeadDrafter
 from outpace.drafters.ngram import NgramDrafter
 from outpace.drafters.suffix import SuffixDrafter
 from outpace.engine.engine import Engine
@@ -21,7 +21,7 @@ from outpace.protocols import Controller, Drafter
 from tests.engine.fakes import IdVocabulary
 from tests.models.tiny_models import SIZES, DictWeights, precision
 
-from . import tiny_head
+from . import tiny_head, tiny_mtp
 
 VOCAB = SIZES["vocab_size"]
 LAYERS = SIZES["num_hidden_layers"]
@@ -115,10 +115,10 @@ def make_drafter(name: str, quantization: str, cache: KvCache, nudged_from: int 
     if name == "own_draft":
         model = target(quantization)
         return DraftModelDrafter(model, model.new_cache(8, CAPACITY, 8 * CAPACITY), max_model_len=CAPACITY)
-    if name.startswith("eagle3"):
-        head = tiny_head.head(quantization)
+    if name.startswith(("eagle3", "mtp")):
+        head = tiny_head.head(quantization) if name.startswith("eagle3") else tiny_mtp.head(quantization)
         own_cache = head.new_cache(8, CAPACITY, 8 * CAPACITY)
-        return Eagle3Drafter(head, own_cache, tree_width=3 if name.endswith("tree") else 1)
+        return FeatureHeadDrafter(name, head, own_cache, tree_width=3 if name.endswith("tree") else 1)
     chosen = adapter(quantization) if name == "adapter" else None
     return EarlyExitDrafter(target(quantization, nudged_from), cache, exit_layer=EXIT_LAYER, adapter=chosen)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import transformers
 
 from outpace.errors import CheckpointError, UnsupportedModel
 from outpace.models.config import DecoderConfig, RopeConfig, expected_tensors, is_redundant
+from outpace.models.mtp_config import mtp_tensors
 from outpace.models.rope import RopeTable, interleaved, inverse_frequencies
 from tests.models.tiny_models import VARIANTS, reference_model, tiny_weights
 
@@ -210,6 +213,18 @@ class TestArchitectures:
         assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.mlp_bias, qwen2.qk_norm) == (True, False, False, False)
         qwen3 = read(model_type="qwen3")
         assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.mlp_bias, qwen3.qk_norm) == (False, False, False, True)
+
+    def test_mimo_is_qwen2_with_a_layer_behind(self):
+        """As its files say: no attention_bias is read, and few keys differ."""
+        mimo = read(model_type="mimo", num_nextn_predict_layers=1, attention_bias=False)
+        assert dataclasses.replace(mimo, model_type="qwen2", mtp_layers=0) == read(model_type="qwen2")
+        assert mimo.mtp_layers == 1 and expected_tensors(mimo) == expected_tensors(read(model_type="qwen2"))
+        assert read(model_type="mimo").mtp_layers == read(num_nextn_predict_layers=3).mtp_layers == 0
+        assert len(mtp_tensors(mimo)) == 16 and mtp_tensors(read(model_type="mimo")) == {}
+        assert mtp_tensors(mimo)["model.mtp_layers.0.input_proj.weight"] == (mimo.hidden_size, 2 * mimo.hidden_size)
+        for wrong in (-1, 1.0, "1", True):
+            with pytest.raises(CheckpointError, match="num_nextn_predict_layers="):
+                read(model_type="mimo", num_nextn_predict_layers=wrong)
 
     def test_windows(self):
         assert read(sliding_window=64).windows == (None,) * 3  # Llama has none

@@ -53,11 +53,12 @@ def test_every_option_of_the_server_reaches_its_field(tmp_path: Path) -> None:
         "--chat-template", str(template), "--seed", "-7", "--tool-call-parser", "hermes", "--reasoning-parser",
         "deepseek_r1", "--drain-seconds", "2.5", "--root-path", "/p", "--enable-log-requests", "--generation-config",
         "vllm", "--override-generation-config", '{"temperature": 0.5, "max_new_tokens": 7}',
-        "--record", str(tmp_path / "r"), "--record-max-bytes", "2m",
+        "--record", str(tmp_path / "r"), "--record-max-bytes", "2m", "--swap-drafters-from", str(tmp_path),
     ).server  # fmt: skip
     assert found == ServerSettings(
         record=str(tmp_path / "r"),
         record_max_bytes=2_000_000,
+        swap_drafters_from=str(tmp_path),
         host="::1",
         port=0,
         api_keys=("a", "b"),
@@ -82,6 +83,7 @@ def test_every_option_of_the_server_reaches_its_field(tmp_path: Path) -> None:
 
 DRAFT_5 = SpeculativeConfig(method="draft_model", model="d/small", num_speculative_tokens=5)
 HEAD_2 = SpeculativeConfig(method="eagle3", model="d/head", num_speculative_tokens=2)
+MTP_1 = SpeculativeConfig(method="mtp", num_speculative_tokens=1)
 NGRAM_5_4 = SpeculativeConfig(method="ngram", num_speculative_tokens=5, prompt_lookup_max=4)
 PUBLISHED = [
     # A draft model: the flags of the first generation, the JSON of the second, the flags of the third.
@@ -154,6 +156,11 @@ PUBLISHED = [
     ),
     ('t/large -sc {"model":"d/small","num_speculative_tokens":5,"rejection_sample_method":"strict"}', DRAFT_5),
     ('t/large -sc {"method":"eagle3","model":"d/head","num_speculative_tokens":2}', HEAD_2),
+    ('t/large -sc {"method":"mtp","num_speculative_tokens":1}', MTP_1),
+    ('t/large -sc {"method":"mimo_mtp","num_speculative_tokens":1}', MTP_1),
+    ('t/large -sc {"method":"deepseek_mtp","num_speculative_tokens":1,"disable_padded_drafter_batch":true}', MTP_1),
+    ("t/large --spec-method mtp --spec-tokens 1", MTP_1),
+    ("t/large --speculative-model mtp --spec-tokens 1", MTP_1),
     ('t/large -sc {"model":"d/EAGLE3-head","num_speculative_tokens":2}', replace(HEAD_2, model="d/EAGLE3-head")),
 ]
 
@@ -170,7 +177,7 @@ def test_the_classic_line_has_nothing_to_warn_of() -> None:
     assert read("--model", "A", "--speculative-model", "B", "--num-speculative-tokens", "5").warnings == []
 
 
-@pytest.mark.parametrize("method", ["eagle", "medusa", "mlp_speculator", "mtp", "deepseek_mtp"])
+@pytest.mark.parametrize("method", ["eagle", "medusa", "mlp_speculator", "dflash"])
 def test_methods_that_are_not_there_are_refused_with_those_that_are(method: str) -> None:
     with pytest.raises(
         InvalidParameter, match=rf"method='{method}' is not known; possible: auto, suffix, ngram, draft_model"

@@ -13,7 +13,7 @@ from outpace.heads import Eagle3Config, open_eagle3
 from outpace.train.acceptance import Tally
 from outpace.train.data.document import Document
 from outpace.train.data.packing import Windows, pack_documents
-from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, draft_vocabulary
+from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, draft_vocabulary, thinned
 from outpace.train.modules.eagle3 import Eagle3Head
 from tests.train.serving import own_words, served
 from tests.train.tiny import LAYERS, World, random_windows
@@ -45,7 +45,9 @@ def drafted_plainly(world: World, kind: Eagle3, ids: list[int], known: int, step
         embedded = world.model.embed(torch.tensor(ids[1 : rows + 1])).clone()
         both = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(stream)), -1)
         turn = head.turn(torch.arange(rows).unsqueeze(0))
-        query, key, value = attention.heads(both.unsqueeze(0), turn)
+        query, (key, value) = attention.queries(both.unsqueeze(0), turn), attention.keys(both.unsqueeze(0), turn)
+        key, value = (item.repeat_interleave(world.shape.num_heads // world.shape.num_kv_heads, 1)
+                      for item in (key, value))  # fmt: skip
         scores = query[:, :, -1:] @ key.transpose(-1, -2) / world.shape.head_dim**0.5
         mixed = scores.softmax(-1) @ value
         out = stream[-1] + attention.join(mixed)[0, 0]
@@ -61,16 +63,37 @@ def test_unrolling_is_a_chain_from_every_row_at_once(world: World) -> None:
     kind = make(world, unroll=4)
     ids = [[5, 90, 33, 70, 12, 51, 8], [200, 14, 66, 31, 77, 9, 120, 42]]
     windows = pack_documents([Document.text(part) for part in ids], 15)
-    states = kind._states(world.batch(windows, *AUX))
-    begin = 0
+    batch = world.batch(windows, *AUX)
+    _, rows = kind._teacher(batch)
+    starts = thinned(rows, 4, 1.0)
+    states = kind._states(batch, starts)
+    begin, compared = 0, 0
     for part in ids:
         for known in range(2, len(part)):  # a chain behind token known - 1 begins with row known - 2
             steps = min(4, len(part) - known)
             plain = drafted_plainly(world, kind, part, known, steps)
             for step in range(steps):
-                found = states[step][0, begin + known - 2]
+                found = states[step][int((starts[step] == begin + known - 1).nonzero())]
+                compared += 1
                 torch.testing.assert_close(found, plain[step], rtol=1e-4, atol=1e-4)
         begin += len(part)
+    assert compared == sum(map(len, starts)) == 5 + 4 + 3 + 2 + 6 + 5 + 4 + 3
+
+
+def test_later_tokens_are_learnt_at_fewer_places() -> None:
+    """Each step's among those of the step before, and the last tokens of a text left out as the text ends."""
+    rows = torch.cat((torch.arange(1, 4000), torch.arange(4010, 8000)))
+    torch.manual_seed(5)
+    chosen = thinned(rows, 5, 0.6)
+    for step, share in enumerate((1, 0.6, 0.36, 0.25, 0.25)):
+        assert len(chosen[step]) / len(rows) == pytest.approx(share, abs=0.03)
+        assert torch.isin(chosen[step], chosen[max(0, step - 1)]).all()
+        assert chosen[step].max() <= 7999 - step
+        assert not torch.isin(torch.arange(4000 - step, 4010), chosen[step]).any()
+    torch.manual_seed(5)
+    assert all(map(torch.equal, chosen, thinned(rows, 5, 0.6)))
+    assert [part.tolist() for part in thinned(torch.tensor([3, 4, 7]), 3, 1.0)] == [[3, 4, 7], [3], []]
+    assert [part.tolist() for part in thinned(torch.tensor([], dtype=torch.int64), 2, 0.6)] == [[], []]
 
 
 @torch.no_grad()
@@ -79,7 +102,7 @@ def test_labels_by_hand(world: World) -> None:
     opinion of token i is that of its row i - 1."""
     windows = pack_documents([Document.answer([10, 20, 30], [40, 50, 60])], 6)
     batch = world.batch(windows, *AUX)
-    kind = make(world, unroll=2)
+    kind = make(world, unroll=2, row_share=1.0)
     chains = kind.chains(batch)["eagle3"]
     assert chains.exists.int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
     assert chains.follows.tolist() == [False, True, True]
@@ -187,7 +210,7 @@ def test_what_is_measured_in_training_is_what_is_served(target_folder: Path, tmp
     world = World(target_folder, loss="kl")
     windows = own_words(world, target_folder, 6, 60)
     said = torch.unique(windows.ids[windows.labels])
-    kind = make(world, ids=said[: len(said) * 9 // 10] if pruned else None)
+    kind = make(world, ids=said[: len(said) * 9 // 10] if pruned else None, row_share=1.0)
     batch = world.batch(windows, *AUX)
     optimiser = torch.optim.AdamW(kind.module.parameters(), lr=3e-3)
     for _ in range(45):
@@ -224,7 +247,7 @@ def test_layers_that_are_read() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"unroll": 0}, "unroll=0"), ({"draft_vocab": 1}, "draft_vocab=1"), ({"decay": 0.0}, "decay=0.0"),
-     ({"decay": 1.5}, "at most 1")],
+     ({"decay": 1.5}, "at most 1"), ({"row_share": 0.0}, "row_share=0.0")],
 )  # fmt: skip
 def test_impossible_options(options: dict[str, float], message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):

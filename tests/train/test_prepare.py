@@ -76,7 +76,7 @@ def test_answers_are_the_models_own_and_asked_once(world: World, llm: LLM, tmp_p
 
 def test_a_run_that_was_stopped_goes_on(world: World, llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        prepare_data(plan(prompts=["builtin"]), tmp_path, tools(world, lambda: Counting(llm, stop_at=2)))
+        prepare_data(plan(prompts=["builtin"], batch=1), tmp_path, tools(world, lambda: Counting(llm, stop_at=2)))
     path = tmp_path / ANSWERS
     assert len(read_answers(path)) == 4
     path.write_bytes(path.read_bytes() + b'{"key": "half a li')  # as a crash may leave it

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from outpace.errors import CheckpointError, OutpaceError
+from outpace.train.data.packing import Windows
 from outpace.train.states import StoredStates, stored_bytes
-from outpace.train.teacher import SubsetTeacher, WholeTeacher
+from outpace.train.target import Batch
+from outpace.train.teacher import PartOfHead, SubsetTeacher, WholeTeacher
 from tests.models.tiny_models import lanes, pack_of
 from tests.train.tiny import EXIT, HIDDEN, LAYERS, World, random_windows
 
@@ -55,11 +57,59 @@ def test_teachers_of_all_and_of_some_tokens(world: World) -> None:
     assert torch.equal(best, batch.logits(rows[2:5]).argmax(-1))
     assert whole(2, 5)[0] is p
     ids = torch.unique(torch.cat((torch.arange(0, 100, 3), best[:1])))
-    subset = SubsetTeacher(batch, rows, ids)
+    subset = SubsetTeacher(batch, rows, ids, part_of_head(world, ids))
     part, place = subset.of(rows[[4, 2]])(0, 2)
     assert torch.equal(part, p[[2, 0]][:, ids])
     expected = [ids.tolist().index(token) if token in ids.tolist() else -1 for token in best[[2, 0]].tolist()]
     assert place.tolist() == expected
+
+
+def part_of_head(world: World, ids: torch.Tensor) -> PartOfHead:
+    weight = world.material.weight
+    return PartOfHead(weight("model.norm.weight"), world.shape.rms_norm_eps, weight("lm_head.weight")[ids])
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("fp16", 2e-3), ("int8", 0.05)])
+def test_what_was_said_before_teaches_the_same(world: World, tmp_path: Path, kind: str, tolerance: float) -> None:
+    """Part of the vocabulary, from stored states and sums, against the whole of it computed anew."""
+    windows = random_windows(3, 12, 200)
+    states = stored(world, tmp_path, kind)
+    states.make(windows, lambda *_: None)
+    which = torch.tensor([2, 0])
+    again = Batch(windows[which], states.states(windows[which], which), world.target(EXIT),
+                  states.said(windows[which], which))  # fmt: skip
+    exact = world.batch(windows[which], EXIT)
+    rows = again.windows.counted.flatten().nonzero().squeeze(1)
+    ids = torch.arange(1, 265, 2)
+    expected = exact.logits(rows).softmax(-1)
+    p, best = SubsetTeacher(again, rows, ids, part_of_head(world, ids)).of(rows)(0, len(rows))
+    assert (p - expected[:, ids]).abs().max() < tolerance
+    likeliest = expected.argmax(-1)
+    assert torch.equal(best, torch.where(likeliest % 2 == 1, likeliest // 2, -1))
+
+
+def test_kinds_share_stored_states(world: World, tmp_path: Path) -> None:
+    """Another layer is added to what there is, and the layers behind it do not run for it."""
+    windows = random_windows(2, 12, 200)
+    first, second = world.target(EXIT), world.target(1)
+    StoredStates(tmp_path, "train", "fp16", first, world.identity).make(windows, lambda *_: None)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    ran: list[list[int]] = []
+    states = second.states
+
+    def counted(windows: Windows, which: torch.Tensor, layers: list[int]) -> dict[int, torch.Tensor]:
+        ran.append(layers)
+        return states(windows, which, layers)
+
+    second.states = counted  # type: ignore[assignment,method-assign]
+    shared = StoredStates(tmp_path, "train", "fp16", second, world.identity)
+    shared.make(windows, lambda *_: None)
+    assert ran == [[1]]
+    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {"train-L01-00000.safetensors"}
+    which = torch.tensor([1])
+    assert shared.states(windows[which], which).keys() == {1, LAYERS}
 
 
 def stored(world: World, folder: Path, kind: str) -> StoredStates:
@@ -87,11 +137,11 @@ def test_stored_states_are_made_once_and_anew_for_other_texts(world: World, tmp_
     windows = random_windows(9, 12, 200)
     stored(world, tmp_path, "fp16").make(windows, lambda *_: None)
     first = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    (tmp_path / "train-00001.safetensors").unlink()  # as if it had been stopped there
+    (tmp_path / "train-L02-00001.safetensors").unlink()  # as if it had been stopped there
     stored(world, tmp_path, "fp16").make(windows, lambda *_: None)
     second = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert first.keys() == second.keys()
-    assert [name for name in first if first[name] != second[name]] == ["train-00001.safetensors"]
+    assert [name for name in first if first[name] != second[name]] == ["train-L02-00001.safetensors"]
     other = random_windows(9, 12, 200, seed=1)
     states = stored(world, tmp_path, "fp16")
     states.make(other, lambda *_: None)
@@ -103,9 +153,9 @@ def test_stored_states_are_made_once_and_anew_for_other_texts(world: World, tmp_
 def test_damaged_states_are_named(world: World, tmp_path: Path) -> None:
     windows = random_windows(2, 12, 200)
     stored(world, tmp_path, "fp16").make(windows, lambda *_: None)
-    path = tmp_path / "train-00000.safetensors"
+    path = tmp_path / "train-L02-00000.safetensors"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"train-00000.safetensors is missing or damaged"):
+    with pytest.raises(CheckpointError, match=r"train-L02-00000.safetensors is missing or damaged"):
         stored(world, tmp_path, "fp16").states(windows, torch.tensor([0]))
 
 

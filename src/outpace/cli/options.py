@@ -88,8 +88,8 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--speculative-model",
         metavar="WHAT",
-        help="auto, suffix, ngram, self or self:E (first E layers of the model), none, or a draft model or EAGLE-3 "
-        "head: hub id, folder, GGUF file or alias (default: auto)",
+        help="auto, suffix, ngram, self or self:E (first E layers of the model), mtp (the checkpoint's own MTP layer), "
+        "none, or a draft model or EAGLE-3 head: hub id, folder, GGUF file or alias (default: auto)",
     )
     which.add_argument(
         "--speculative-config",
@@ -141,7 +141,7 @@ def speculative_config(arguments: argparse.Namespace) -> SpeculativeConfig:
         word = "auto" if arguments.speculative_model is None else arguments.speculative_model
         if not word.strip():
             raise InvalidParameter(
-                "--speculative-model '' is not possible: write auto, suffix, ngram, self, self:E, none or a model"
+                "--speculative-model '' is not possible: write auto, suffix, ngram, self, self:E, mtp, none or a model"
             )
         config = SpeculativeConfig.parse(word)
     if arguments.num_speculative_tokens is None:

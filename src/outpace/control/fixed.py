@@ -78,6 +78,9 @@ class FixedController:
         """Counts begin anew."""
         self._tallies, self._steps, self._seconds = {}, 0, 0.0
 
+    def forget(self, drafter: str, relative_cost: float | None = None) -> None:
+        """Nothing was learnt."""
+
     def report(self) -> ControlReport:
         """Counts since the start; nothing was expected or predicted."""
         drafters = {name: tally.report(name) for name, tally in self._tallies.items()}

@@ -221,7 +221,8 @@ def _refuse_others(config: Mapping[str, Any], path: Path) -> None:
     names = ", ".join(map(str, config.get("architectures") or [])) or "unnamed"
     for word, name in {"medusa": "Medusa", "dflash": "DFlash", "mtp": "multi-token prediction"}.items():
         if word in f"{names} {kind} {' '.join(config)}".lower():
-            raise UnsupportedModel(f"{path}: {name} heads ({names}) are not supported; {_OTHER_KINDS}")
+            hint = ", and with method 'mtp' the MTP layer inside a model's checkpoint" * (word == "mtp")
+            raise UnsupportedModel(f"{path}: {name} heads ({names}) are not supported; {_OTHER_KINDS}{hint}")
     if not is_eagle3_config(config):
         raise UnsupportedModel(
             f"{path} describes no EAGLE-3 head: model type {kind!r}, architecture {names}, no draft_vocab_size"

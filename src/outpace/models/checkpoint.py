@@ -171,7 +171,9 @@ class Checkpoint:
         except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch cannot map the file
             raise CheckpointError(f"{stored.file}: tensor {name!r} cannot be read ({first_line(error)})") from error
 
-    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+    def check(
+        self, expected: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
         """Accounts for every tensor: none missing, none unknown, each with its shape and a type of weights.
 
         Two kinds of unknown tensors are harmless and let pass: `lm_head.weight` where the model expects none (its
@@ -179,12 +181,16 @@ class Checkpoint:
 
         Args:
             expected: shape by name of every tensor the model needs.
+            optional: of tensors that may be there as well.
 
         Raises:
             CheckpointError: naming the file and the first tensor that does not fit.
         """
-        for name, shape in expected.items():
+        optional = optional or {}
+        for name, shape in {**expected, **optional}.items():
             stored = self._tensors.get(name)
+            if stored is None and name in optional:
+                continue
             if stored is None:
                 raise CheckpointError(f"{self.source} lacks tensor {name!r} of shape {list(shape)}: incomplete weights")
             if stored.shape != tuple(shape):
@@ -198,7 +204,7 @@ class Checkpoint:
                 )
         for name, stored in self._tensors.items():
             harmless = name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")
-            if name not in expected and not harmless:
+            if name not in expected and name not in optional and not harmless:
                 raise CheckpointError(
                     f"{stored.file}: tensor {name!r} has no place in this model: config.json describes another one"
                 )

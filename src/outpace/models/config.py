@@ -23,8 +23,8 @@ __all__ = [
     "is_redundant",
 ]
 
-SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""`model_type` of the architectures the lean decoder runs (SmolLM and SmolLM2 are llama)."""
+SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3", "mimo")
+"""`model_type` of the architectures the lean decoder runs (SmolLM and SmolLM2 are llama; mimo is qwen2 inside)."""
 
 SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -87,6 +87,7 @@ class DecoderConfig:
         o_bias: so has the attention's output projection.
         mlp_bias: so have the MLP's three projections.
         qk_norm: query and key heads are RMS-normalised before the rotary embedding (Qwen3).
+        mtp_layers: layers behind the decoder that guess a token further (`models.mtp_config`); it runs without them.
     """
 
     model_type: str
@@ -106,6 +107,7 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    mtp_layers: int = 0
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -159,10 +161,11 @@ class DecoderConfig:
             tie_word_embeddings=_flag(config, "tie_word_embeddings"),
             rope=_rope(config, max_positions),
             windows=_windows(config, kind, num_layers),
-            qkv_bias=kind == "qwen2" or any_bias,
+            qkv_bias=kind in ("qwen2", "mimo") or any_bias,
             o_bias=any_bias,
             mlp_bias=kind == "llama" and _flag(config, "mlp_bias"),
             qk_norm=kind == "qwen3",
+            mtp_layers=_size(config, "num_nextn_predict_layers", 0, low=0) if kind == "mimo" else 0,
         )
         _check_heads(result)
         return result

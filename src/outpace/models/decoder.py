@@ -1,4 +1,4 @@
-"""The lean decoder: Llama, SmolLM, Mistral, Qwen2 and Qwen3 over outpace's own cache and packed linear layers.
+"""The lean decoder: Llama, SmolLM, Mistral, Qwen2, Qwen3 and MiMo over outpace's own cache and packed linear layers.
 
 On a CPU a row's hidden states, logits and cache rows have the same bits in every pack: alone, in a verification
 block, in a prefill chunk, beside other requests. `probe.probe_rows` checks this on the loaded weights and sets

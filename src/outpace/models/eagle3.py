@@ -6,7 +6,7 @@ target's. What it guesses changes the time a text takes, never the text, so its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +16,8 @@ from outpace.models.blocks import RmsNorm
 from outpace.models.config import DecoderConfig, ReadsPairs
 from outpace.models.decoder import Decoder
 from outpace.models.eagle3_config import LAYER_PREFIX, Eagle3Config
-from outpace.models.linear import pack_linear
+from outpace.models.head_linear import HeadLinear
 from outpace.models.native.layers import NativeEmbedding, NativeHead
-from outpace.models.native.linear import NativeLinear
 from outpace.models.precision import Precision
 from outpace.models.rope import RopeTable
 from outpace.models.stack import load_layers
@@ -153,20 +152,9 @@ class _Fuse:
         self._joint = RmsNorm(weights.get("input_norm.weight"), eps) if config.norm_before_fc else None
         names = [f"fc_norm.{each}.weight" for each in range(config.num_aux)] if config.fc_norm else []
         self._each = [RmsNorm(weights.get(name), eps) for name in names]
-        self._linear: Callable[[torch.Tensor], torch.Tensor]
-        self._bias = weights.get("fc.bias").float() if config.fc_bias else None
-        weight = weights.get("fc.weight")
-        if precision.kernels == "native":
-            dtype = getattr(torch, precision.dtype) if precision.dtype != "auto" else None
-            weight = weight.to(dtype or (torch.float32 if weight.dtype is torch.float64 else weight.dtype))
-            rounded = precision.quantization in ("int8", "int4")  # there is no kernel for a single layer in four bits
-            linear = NativeLinear(weight, int8=rounded)
-            self._linear = lambda rows: linear(rows, torch.get_num_threads())
-            self.weight_bytes = linear.weight_bytes
-        else:
-            packed = pack_linear(weight, None, precision.quantization)
-            self._linear = packed
-            self.weight_bytes = packed.weight_bytes
+        bias = weights.get("fc.bias") if config.fc_bias else None
+        self._linear = HeadLinear(weights.get("fc.weight"), precision, bias)
+        self.weight_bytes = self._linear.weight_bytes
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """[R, aux layers * Ht] float32 -> [R, H] float32."""
@@ -175,8 +163,7 @@ class _Fuse:
             states = torch.cat([norm(part) for norm, part in zip(self._each, parts, strict=True)], -1)
         if self._joint is not None:
             states = self._joint(states)
-        result = self._linear(states.contiguous())
-        return result if self._bias is None else result + self._bias
+        return self._linear(states)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from outpace.models.checkpoint import Checkpoint, read_json
 from outpace.models.config import DecoderConfig, expected_tensors
 from outpace.models.gguf import convert_gguf
 from outpace.models.memory import available_bytes, estimate_bytes, require_fit
+from outpace.models.mtp_config import mtp_tensors
 from outpace.models.resolve import resolve_model
 from outpace.models.tokenizer import Tokenizer
 from outpace.params import SamplingDefaults, SamplingParams
@@ -60,8 +61,13 @@ class LoadedFiles:
             CheckpointError: an impossible value in the config, or tensors that are not those it describes.
         """
         shape = DecoderConfig.from_hf(self.config, self.folder / "config.json")
-        self.checkpoint.check(expected_tensors(shape))
+        self.checkpoint.check(expected_tensors(shape), mtp_tensors(shape))
         return shape
+
+    def decoder_weights(self, shape: DecoderConfig) -> Checkpoint:
+        """The tensors without those of MTP layers, which are loaded only where one drafts."""
+        others = mtp_tensors(shape)
+        return self.checkpoint.select({name: name for name in self.checkpoint.shapes if name not in others})
 
     def num_parameters(self, shape: DecoderConfig) -> int:
         """How many weights the model has, each counted once.

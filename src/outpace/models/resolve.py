@@ -23,8 +23,9 @@ from outpace.models.files import describe_impostor
 from outpace.models.gguf import converted_models, read_manifest
 from outpace.models.gguf_config import build_config, name_tensors
 from outpace.models.gguf_file import MAGIC, GgufFile
+from outpace.models.mtp_config import mtp_tensors
 
-__all__ = ["ALIASES", "Alias", "ModelFiles", "find_local_models", "packaged_file", "resolve_model"]
+__all__ = ["ALIASES", "Alias", "ModelFiles", "find_local_models", "lasting_name", "packaged_file", "resolve_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,18 @@ def resolve_model(name: str, *, allow_pickle: bool = False, trust_remote_code: b
     return _from_hub(name, allow_pickle, trust_remote_code, hint)
 
 
+def lasting_name(name: str) -> str:
+    """The same model by a name that means it from any folder, and to other programs: a hub id or a whole path.
+
+    Args:
+        name: as for `resolve_model`.
+    """
+    if name in ALIASES:
+        return ALIASES[name].repository
+    path = _existing(name)
+    return name if path is None else str(path.resolve())
+
+
 def packaged_file(package: str) -> Path | None:
     """The GGUF file that an installed Python package carries; the package is not imported."""
     try:
@@ -154,7 +167,8 @@ def _runnable_weights(model: ModelFiles) -> int:
     if not model.is_gguf:
         source = model.path / "config.json"
         checkpoint = Checkpoint.open(model.path)
-        checkpoint.check(expected_tensors(DecoderConfig.from_hf(read_json(source), source)))
+        shape = DecoderConfig.from_hf(read_json(source), source)
+        checkpoint.check(expected_tensors(shape), mtp_tensors(shape))
         return checkpoint.num_weights
     file = GgufFile(model.path)
     names = name_tensors(file)

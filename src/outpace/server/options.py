@@ -70,8 +70,8 @@ def _add_speculation_options(parser: CommandLine) -> None:
     say = partial(group.add_argument, action=_Say)
     say(
         "--speculative-model", "--spec-model", const="model", metavar="WHAT",
-        help="auto, suffix, ngram, self or self:E (first E layers of the model), none, or a draft model: hub id, "
-        "folder, GGUF file or alias (default: auto)",
+        help="auto, suffix, ngram, self or self:E (first E layers of the model), mtp (the checkpoint's own MTP layer), "
+        "none, or a draft model or EAGLE-3 head: hub id, folder, GGUF file or alias (default: auto)",
     )  # fmt: skip
     say("--spec-method", const="method", metavar="NAME", help=help_of("method"))
     name = "num_speculative_tokens"
@@ -134,6 +134,11 @@ def _add_server_options(parser: CommandLine) -> None:
         "recorded)")  # fmt: skip
     add("--record-max-bytes", type=_count, metavar="N",
         help=f"most that these files take together; the oldest go (default: {_DEFAULTS.record_max_bytes})")  # fmt: skip
+    add(
+        "--swap-drafters-from",
+        metavar="DIR",
+        help="let `outpace swap` put drafters from folders below DIR into the running server (default: it takes none)",
+    )
     add("--config", metavar="FILE", help="a YAML file of options; those of the command line override it")
 
 

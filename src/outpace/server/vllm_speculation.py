@@ -17,6 +17,8 @@ _OWN_KEYS = tuple(item.name for item in fields(SpeculativeConfig))
 _RULES = {"strict": "coupled", "probabilistic": "standard", "rejection_sampler": "coupled"}
 """Other names of rules that outpace has: strict keeps a draft token where it is the target's own, as coupled does."""
 _SAME_METHOD = {"ngram_gpu": "ngram"}
+_MTP_ENDING = "_mtp"
+"""Of vLLM's method names by family (deepseek_mtp, mimo_mtp): which it is, the checkpoint says."""
 _NGRAM_WORDS = ("ngram", "[ngram]")
 
 _IGNORED = """
@@ -126,14 +128,15 @@ def _translated(options: dict[str, Any], said: Mapping[str, Said]) -> dict[str, 
     found = dict(options)
     model, method = found.get("model"), found.get("method")
     if isinstance(method, str):
-        found["method"] = method = _SAME_METHOD.get(method, method)
+        method = "mtp" if method.endswith(_MTP_ENDING) else _SAME_METHOD.get(method, method)
+        found["method"] = method
     if isinstance(model, str) and model in _NGRAM_WORDS and method not in (None, "ngram"):
         raise InvalidParameter(
             f"{said['model'].flag} {model!r} and {said['method'].flag} {method!r} contradict each other: give one"
         )
     if isinstance(model, str) and not model.strip():
         raise InvalidParameter(
-            f"{said['model'].flag} {model!r} is not possible: write auto, ngram, self, self:E, none or a model"
+            f"{said['model'].flag} {model!r} is not possible: write auto, ngram, self, self:E, mtp, none or a model"
         )
     if found.get("quantization") == "gguf":
         found["quantization"] = "file"

@@ -17,7 +17,7 @@ __all__ = ["KINDS", "LOSSES", "PRESETS", "SAVE_DTYPES", "STATES", "DataSettings"
 
 KINDS = ("early-exit", "eagle3", "draft")
 LOSSES = ("kl", "tv", "lk", "nla")
-STATES = ("none", "fp16", "int8")
+STATES = ("auto", "none", "fp16", "int8")
 SAVE_DTYPES = ("bf16", "fp16", "fp32")
 _WIDEST = 8192
 
@@ -81,7 +81,9 @@ class TrainSettings:
     eval_windows: int = _option(16, "most held-out windows measured")
     patience: int = _option(0, "measurements without improvement after which training ends; 0: never before its steps")
     states: str = _option(
-        "none", "keep the model's states on disk, so that it runs once over the data: none, fp16, int8"
+        "auto",
+        "keep the model's states on disk, beside the data, so that it runs once over them: none, fp16, int8, or auto "
+        "(int8 if the data are read more than once and there is room)",
     )
     save_dtype: str = _option(
         "bf16", "numbers that the drafter is stored in, and measured with: bf16, fp16 (2 bytes each) or fp32 (4)"
@@ -141,17 +143,17 @@ PRESETS: Mapping[str, Preset] = {
     "tiny": Preset(
         "minutes: shows that it works",
         {"steps": 50, "batch_windows": 2, "lr": 3e-3, "warmup": 5, "eval_every": 10, "eval_windows": 6},
-        {"window": 256, "max_prompts": 48, "max_tokens": 96, "max_text_tokens": 24_000},
+        {"window": 256, "max_prompts": 128, "max_tokens": 96, "max_text_tokens": 4_000},
     ),
     "small": Preset(
         "hours: useful on one kind of text",
-        {"steps": 2000, "batch_windows": 4, "lr": 5e-4, "warmup": 50, "eval_every": 100, "eval_windows": 24},
-        {"window": 512, "max_prompts": 2000, "max_tokens": 256, "max_text_tokens": 2_000_000},
+        {"steps": 2000, "batch_windows": 4, "lr": 1e-3, "warmup": 50, "eval_every": 100, "eval_windows": 24},
+        {"window": 512, "max_prompts": 3600, "max_tokens": 256, "max_text_tokens": 100_000},
     ),
     "full": Preset(
         "days: for data of your own",
         {"steps": 20_000, "batch_windows": 8, "lr": 3e-4, "warmup": 300, "eval_every": 500, "eval_windows": 64},
-        {"window": 1024, "max_prompts": 50_000, "max_tokens": 512, "max_text_tokens": 20_000_000},
+        {"window": 1024, "max_prompts": 50_000, "max_tokens": 512, "max_text_tokens": 2_000_000},
     ),
 }
 

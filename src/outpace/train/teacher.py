@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from outpace.train.losses import Teacher
 from outpace.train.target import Batch
 
-__all__ = ["SubsetTeacher", "WholeTeacher"]
+__all__ = ["PartOfHead", "SubsetTeacher", "WholeTeacher"]
 
-_CHUNK = 8 << 20
-"""Numbers in one chunk of logits."""
+_CHUNK = 2 << 20
+"""Numbers in one chunk of logits: 8 MB, which stays with the process when it is freed (`memory`)."""
 _KEPT = 256 << 20
 """Most numbers of probabilities kept for several drafters of one batch (1 GB)."""
 
@@ -39,6 +41,26 @@ class WholeTeacher:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class PartOfHead:
+    """The target's last norm and some rows of its output head, in float32.
+
+    Args:
+        norm: [H] the norm's weight.
+        eps: added to the mean square.
+        rows: [D, H] of the output head.
+    """
+
+    norm: torch.Tensor
+    eps: float
+    rows: torch.Tensor
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, H] states leaving the last layer -> [n, D]."""
+        normed = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.eps) * self.norm
+        return normed @ self.rows.T
+
+
 class SubsetTeacher:
     """Over some ids of the vocabulary, for all rows at once; `of` gives it for some of them.
 
@@ -46,22 +68,26 @@ class SubsetTeacher:
         batch: windows and states.
         rows: [N] of the flattened batch, ascending.
         ids: [D] the draft vocabulary, ascending.
+        part: the target's norm and its output head for `ids`, which suffices where the batch knows what was said.
     """
 
-    def __init__(self, batch: Batch, rows: torch.Tensor, ids: torch.Tensor) -> None:
+    def __init__(self, batch: Batch, rows: torch.Tensor, ids: torch.Tensor, part: PartOfHead) -> None:
         vocab_size = batch.target.model.vocab_size
         place = torch.full((vocab_size,), -1, dtype=torch.int64, device="cpu")
         place[ids] = torch.arange(len(ids), dtype=torch.int64, device="cpu")
         width = batch.windows.ids.numel()
         self._where = torch.full((width,), -1, dtype=torch.int64, device="cpu")
         self._where[rows] = torch.arange(len(rows), dtype=torch.int64, device="cpu")
-        step = max(1, _CHUNK // vocab_size)
         probabilities, best = [], []
-        for part in torch.split(rows, step):
-            logits = batch.logits(part)
-            whole = len(ids) == vocab_size
-            probabilities.append(logits.softmax(-1) if whole else logits.softmax(-1)[:, ids])
-            best.append(place[logits.argmax(-1)])
+        for some in torch.split(rows, max(1, _CHUNK // (vocab_size if batch.said is None else len(ids)))):
+            if batch.said is None:
+                logits = batch.logits(some)
+                probabilities.append(logits.softmax(-1)[:, ids])
+                best.append(place[logits.argmax(-1)])
+            else:
+                log_sum = batch.said.log_sum.flatten()[some]
+                probabilities.append((part.logits(batch.final(some)) - log_sum.unsqueeze(-1)).exp_())
+                best.append(place[batch.said.best.flatten()[some]])
         self._probabilities = (
             torch.cat(probabilities) if probabilities else torch.empty(0, len(ids), dtype=torch.float32, device="cpu")
         )

@@ -21,6 +21,8 @@ from outpace.train.settings import DataSettings
 __all__ = ["ANSWERS", "answer_prompts", "read_answers"]
 
 ANSWERS = "answers.jsonl"
+_BATCHES_AT_ONCE = 4
+"""Handed over together, so that a short answer's place is taken at once; what a crash loses at most."""
 
 
 def answer_prompts(
@@ -53,9 +55,10 @@ def answer_prompts(
     missing = [number for number, key in enumerate(keys) if key not in known]
     progress(len(keys) - len(missing), len(keys))
     model = llm() if missing else None
-    for begin in range(0, len(missing), settings.batch):
+    at_once = _BATCHES_AT_ONCE * settings.batch
+    for begin in range(0, len(missing), at_once):
         assert model is not None
-        part = missing[begin : begin + settings.batch]
+        part = missing[begin : begin + at_once]
         answers = _answers(model, {number: conversations[number] for number in part}, settings)
         for number, answer in answers.items():
             known[keys[number]] = answer

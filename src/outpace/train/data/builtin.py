@@ -1,7 +1,7 @@
 """Prompts that need no download: templates times topics, of the kinds that local models are asked.
 
-Chat, code to write, code to edit, JSON, summaries, answers from passages, sums and translation. The same number gives
-the same prompts in the same order.
+Chat, code to write, to edit and to read, JSON, summaries, answers from passages, sums and translation. Half of the code
+and of the texts is Python's own. The same number gives the same prompts in the same order, on the same Python.
 """
 
 from __future__ import annotations
@@ -10,29 +10,53 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
+from outpace.train.data.snippets import snippets
+
 __all__ = ["TASKS", "builtin_prompts"]
 
-_PEOPLE = ("Mara", "Tobias", "Ines", "Okoro", "Lin", "Petra", "Yusuf", "Clara", "Henrik", "Aiko")
+_PEOPLE = ("Mara", "Tobias", "Ines", "Okoro", "Lin", "Petra", "Yusuf", "Clara", "Henrik", "Aiko", "Rosa", "Emeka",
+           "Sofia", "Jonas", "Priya", "Mateo", "Hana", "Viktor", "Zoe", "Amir")  # fmt: skip
 _PLACES = ("a bakery", "a bicycle shop", "a small museum", "a school library", "a community garden", "a repair cafe",
-           "a music school", "a harbour office", "a bookbinder", "a weather station")  # fmt: skip
+           "a music school", "a harbour office", "a bookbinder", "a weather station", "a dance studio",
+           "a village cinema", "a climbing hall", "a ferry company")  # fmt: skip
 _THEMES = ("composting", "bicycle brakes", "the water cycle", "public libraries", "sourdough", "tide tables",
            "chess openings", "solar panels", "hash tables", "version control", "map projections", "bees",
-           "a good night's sleep", "learning a language", "how vaccines work", "the history of paper")  # fmt: skip
+           "a good night's sleep", "learning a language", "how vaccines work", "the history of paper",
+           "black holes", "personal budgeting", "house plants", "running a marathon", "photosynthesis",
+           "job interviews", "the French Revolution", "unit tests", "garden birds", "public speaking", "earthquakes",
+           "coffee", "machine learning", "the Roman Empire", "recursion", "recycling", "vitamins", "volcanoes", "opera",
+           "regular expressions", "the immune system", "inflation", "time zones", "writing a novel", "home networks",
+           "electric cars", "the moon landing", "sailing knots", "meditation", "databases", "whales",
+           "first aid", "probability", "impressionist painting")  # fmt: skip
 _FUNCTIONS = ("counts the words in a string", "reverses a linked list", "finds the longest run of equal items",
               "parses a line of comma separated values", "checks whether brackets are balanced",
               "rotates a matrix by ninety degrees", "formats a number of seconds as hours and minutes",
               "removes duplicates and keeps the order", "computes a moving average", "flattens a nested list",
               "groups words by their first letter", "validates an ISBN", "converts Roman numerals",
               "finds the second largest number", "splits a list into chunks",
-              "caches the results of a function")  # fmt: skip
-_LANGUAGES = ("Python", "JavaScript", "Go", "Rust", "Java")
+              "caches the results of a function", "merges two sorted lists", "checks whether a word is a palindrome",
+              "sorts people by age and then by name", "finds all prime numbers below a limit",
+              "computes the greatest common divisor", "reads a file and counts its lines",
+              "finds the shortest path in a grid", "searches a sorted list by halving it",
+              "turns a string into title case", "adds two fractions", "draws a triangle of stars",
+              "picks the most frequent word of a text", "checks a password for length and digits",
+              "transposes a table", "computes compound interest", "finds two numbers that add up to a target",
+              "converts Celsius to Fahrenheit", "counts how often each letter occurs", "intersects two lists",
+              "walks a binary tree in order", "generates the Fibonacci numbers", "retries a call three times",
+              "measures how long a call takes", "downloads a page and lists its links")  # fmt: skip
+_LANGUAGES = ("Python", "JavaScript", "Go", "Rust", "Java", "C", "TypeScript", "Ruby")
 _TONGUES = ("French", "German", "Spanish", "Italian", "Dutch", "Portuguese")
 _EDITS = ("Rename the class to `{new}` and leave the rest as it is", "Add a docstring to every method",
           "Make every method that returns nothing return self", "Add a method `clear` that empties it",
-          "Raise ValueError for negative amounts", "Replace print by logging")  # fmt: skip
+          "Raise ValueError for negative amounts", "Replace print by logging", "Add type hints to every method",
+          "Rename the method `total` to `sum_up`", "Make `remove` return False if nothing is there",
+          "Add a method `__len__`", "Put a comment above every method", "Let `add` take several at once")  # fmt: skip
 _CLASSES = (("Basket", "Cart", "item", "price"), ("Ledger", "Journal", "account", "amount"),
-            ("Stockroom", "Depot", "part", "count"), ("Scores", "Ranking", "player", "points"))  # fmt: skip
-_CODE = """class {name}:
+            ("Stockroom", "Depot", "part", "count"), ("Scores", "Ranking", "player", "points"),
+            ("Garden", "Orchard", "plant", "litres"), ("Fleet", "Garage", "lorry", "weight"),
+            ("Library", "Archive", "title", "copies"), ("Menu", "Card", "dish", "cost"))  # fmt: skip
+_CODES = (
+    """class {name}:
     def __init__(self):
         self.{item}s = {{}}
 
@@ -48,7 +72,40 @@ _CODE = """class {name}:
         result = 0
         for {item} in self.{item}s:
             result += self.{item}s[{item}]
-        return result"""
+        return result""",
+    """class {name}:
+    limit = 100
+
+    def __init__(self, owner):
+        self.owner = owner
+        self._{item}s = []
+
+    def add(self, {item}, {value}):
+        if len(self._{item}s) >= self.limit:
+            print("no room for", {item})
+            return
+        self._{item}s.append(({item}, {value}))
+
+    def remove(self, {item}):
+        self._{item}s = [pair for pair in self._{item}s if pair[0] != {item}]
+
+    def largest(self):
+        return max(self._{item}s, key=lambda pair: pair[1])
+
+    def total(self):
+        return sum({value} for _, {value} in self._{item}s)""",
+)
+_CODE_EDITS = ("Add type hints and print it whole.", "Add a docstring and leave the code as it is.",
+               "Rename the variables so that they explain themselves. Print all of it.",
+               "Add a comment above each step and print the whole code again.",
+               "Print it again with print() calls that show each argument.",
+               "Print it again without its comments and docstrings.")  # fmt: skip
+_CODE_QUESTIONS = ("Explain what this code does.", "What does this return, and when does it raise?",
+                   "Write two unit tests for this.", "List the names that this code uses, one a line.",
+                   "Is there a mistake in this? Answer briefly.", "Rewrite this in JavaScript.")  # fmt: skip
+_PROSE_WISHES = ("Summarise this in two sentences.", "Rewrite this for a beginner.", "List the main points.",
+                 "What is this about? Quote the sentence that says it.", "Shorten this to half its length.",
+                 "Turn this into questions and answers.")  # fmt: skip
 _NOTE = (
     "{a} and {b} met at {place} on {day} May. They agreed to open at {hour} instead of {later}, to spend {sum} euros "
     "on {theme}, and to ask {c} for help. {a} will write to the neighbours before {last} May. {b} was against longer "
@@ -66,6 +123,14 @@ def _chat(draw: random.Random) -> str:
         f"Give me a one-week plan for finding out more about {theme}, half an hour a day.",
         f"Tell a short story in which {person} discovers {theme}.",
         f"My friend {person} thinks {theme} is boring. What would you say?",
+        f"What should I know about {theme}?",
+        f"Write a short poem about {theme}.",
+        f"Why does {theme} matter? Give three reasons.",
+        f"I have ten minutes to talk about {theme} in front of a class. What do I say?",
+        f"What are three surprising facts about {theme}?",
+        f"Write an email to {person} that invites them to an evening about {theme}.",
+        f"How would you test whether somebody understands {theme}? Write five questions.",
+        f"What is the difference between {theme} and {draw.choice(_THEMES)}?",
     ))  # fmt: skip
 
 
@@ -77,8 +142,14 @@ def _code_write(draw: random.Random) -> str:
 
 def _code_edit(draw: random.Random) -> str:
     name, new, item, value = draw.choice(_CLASSES)
-    code = _CODE.format(name=name, item=item, value=value)
+    if draw.random() < 0.5:
+        return f"{draw.choice(_CODE_EDITS)}\n```python\n{draw.choice(snippets().code)}\n```"
+    code = draw.choice(_CODES).format(name=name, item=item, value=value)
     return f"{draw.choice(_EDITS).format(new=new)}. Print the whole class.\n```python\n{code}\n```"
+
+
+def _code_read(draw: random.Random) -> str:
+    return f"{draw.choice(_CODE_QUESTIONS)}\n```python\n{draw.choice(snippets().code)}\n```"
 
 
 def _json(draw: random.Random) -> str:
@@ -103,6 +174,8 @@ def _note(draw: random.Random) -> str:
 def _summarise(draw: random.Random) -> str:
     wish = draw.choice(("Summarise this in three bullet points.", "What was decided? One sentence each.",
                         "Shorten this to half its length and keep the numbers."))  # fmt: skip
+    if draw.random() < 0.5:
+        return f"{draw.choice(_PROSE_WISHES)}\n\n{draw.choice(snippets().prose)}"
     return f"{wish}\n\n{_note(draw)}"
 
 
@@ -137,6 +210,7 @@ TASKS: dict[str, Callable[[random.Random], str]] = {
     "chat": _chat,
     "code_write": _code_write,
     "code_edit": _code_edit,
+    "code_read": _code_read,
     "json": _json,
     "summarise": _summarise,
     "passages": _passages,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,23 @@ from outpace.train.losses import HeadLoss, head_loss
 from outpace.train.modules.eagle3 import Eagle3Head
 from outpace.train.rounding import stored_weights
 from outpace.train.target import Batch
-from outpace.train.teacher import SubsetTeacher
+from outpace.train.teacher import PartOfHead, SubsetTeacher
 
-__all__ = ["Eagle3", "Eagle3Options", "aux_layers", "draft_vocabulary"]
+__all__ = [
+    "LEAST_SHARE",
+    "Eagle3",
+    "Eagle3Options",
+    "aux_layers",
+    "covered",
+    "draft_vocabulary",
+    "head_config",
+    "layer_shape",
+    "thinned",
+]
+
+
+LEAST_SHARE = 0.25
+"""Of the rows, what a step of training looks at at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +54,14 @@ class Eagle3Options:
         draft_vocab: tokens it can guess; no more than there are.
         train_head: its output head learns too; otherwise it is made of the target's rows and not stored.
         decay: weight of a step in the loss, against the one before it.
+        row_share: rows that a step looks at, against the one before it, but a quarter of all at least.
     """
 
     unroll: int = 4
     draft_vocab: int = 8192
     train_head: bool = False
     decay: float = 0.8
+    row_share: float = 0.6
 
     def __post_init__(self) -> None:
         if not 1 <= self.unroll <= 16:
@@ -54,6 +70,8 @@ class Eagle3Options:
             raise InvalidParameter(f"draft_vocab={self.draft_vocab} is not possible: it must be at least 2")
         if not 0 < self.decay <= 1:
             raise InvalidParameter(f"decay={self.decay} is not possible: above 0, at most 1")
+        if not 0 < self.row_share <= 1:
+            raise InvalidParameter(f"row_share={self.row_share} is not possible: above 0, at most 1")
 
 
 def aux_layers(num_layers: int) -> tuple[int, int, int]:
@@ -88,6 +106,33 @@ def draft_vocabulary(windows: Windows, size: int, vocab_size: int, always: froze
     return order[:size].sort().values
 
 
+def covered(windows: Windows, ids: torch.Tensor) -> float:
+    """The share of the tokens to be predicted that are among `ids` [D]: the most that a head can have right."""
+    said = windows.ids[windows.labels]
+    return float(torch.isin(said, ids).float().mean()) if len(said) else 0.0
+
+
+def head_config(shape: DecoderConfig, size: int, options: Eagle3Options) -> Eagle3Config:
+    """What a head for this target is.
+
+    Args:
+        shape: of the target.
+        size: tokens it can guess.
+        options: of these heads.
+
+    Raises:
+        InvalidParameter: the target has too few layers.
+    """
+    layers = aux_layers(shape.num_layers)
+    return Eagle3Config(
+        layer=layer_shape(shape),
+        target_hidden_size=shape.hidden_size,
+        draft_vocab_size=size,
+        aux_layers=None if layers == default_aux_layers(shape.num_layers) else layers,
+        shares_target_head=not options.train_head,
+    )
+
+
 class Eagle3:
     """`Kind` of an EAGLE-3 head.
 
@@ -103,10 +148,11 @@ class Eagle3:
     def __init__(self, material: Material, ids: torch.Tensor, options: Eagle3Options) -> None:
         self._material, self._ids, self._options = material, ids, options
         self._aux_layers = aux_layers(material.shape.num_layers)
-        self._layer = _layer_shape(material.shape)
+        self._layer = layer_shape(material.shape)
         rows = head_weight(material)[ids]
         self._head = Eagle3Head(self._layer, material.shape.hidden_size, len(ids) if options.train_head else None)
         self._shared_rows = None if options.train_head else rows
+        self._teaching = PartOfHead(material.weight("model.norm.weight"), material.shape.rms_norm_eps, rows)
         _initialise(self._head, material, rows)
 
     @property
@@ -121,11 +167,12 @@ class Eagle3:
         digest = hashlib.sha256(self._ids.numpy().tobytes()).hexdigest()
         options = self._options
         return {"kind": "eagle3", "unroll": options.unroll, "draft_vocab": len(self._ids), "draft_ids": digest,
-                "train_head": options.train_head, "decay": options.decay}  # fmt: skip
+                "train_head": options.train_head, "decay": options.decay, "row_share": options.row_share}  # fmt: skip
 
     def loss(self, batch: Batch) -> Loss:
         teacher, rows = self._teacher(batch)
-        found = [self._judge(teacher, rows, step, out) for step, out in enumerate(self._states(batch))]
+        chosen = thinned(rows, self._options.unroll, self._options.row_share)
+        found = self._judged(batch, teacher, chosen)
         weights = [self._options.decay**step for step in range(len(found))]
         terms = [weight * item.loss for weight, item in zip(weights, found, strict=True)]
         value = torch.stack(terms).sum() / sum(weights)
@@ -143,26 +190,25 @@ class Eagle3:
         agrees = torch.zeros(len(rows), chain, dtype=torch.bool, device="cpu")
         alpha = torch.zeros(len(rows), chain, dtype=torch.float32, device="cpu")
         exists = torch.zeros_like(agrees)
-        for step, out in enumerate(self._states(batch, chain)):
-            found = self._judge(teacher, rows, step, out)
-            at = place[_starts(rows, step)]
+        starts = [_starts(rows, step) for step in range(chain)]
+        for step, found in enumerate(self._judged(batch, teacher, starts)):
+            at = place[starts[step]]
             agrees[at, step], alpha[at, step], exists[at, step] = found.agrees, found.alpha, True
         return {"eagle3": Chains(agrees, alpha, exists, follows(rows))}
 
-    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, str]:
+    def save(
+        self, folder: Path, dtype: torch.dtype = torch.float32, only: Collection[str] | None = None
+    ) -> dict[str, str]:
         material = self._material
-        config = Eagle3Config(
-            layer=self._layer,
-            target_hidden_size=material.shape.hidden_size,
-            draft_vocab_size=len(self._ids),
-            aux_layers=None if self._aux_layers == default_aux_layers(material.shape.num_layers) else self._aux_layers,
-            shares_target_head=not self._options.train_head,
-        )
+        config = head_config(material.shape, len(self._ids), self._options)
         tensors = stored_weights(self._head, dtype)
         if config.is_pruned:
             tensors["d2t"] = offsets_of(self._ids)
         architectures = tuple(map(str, material.files.config.get("architectures") or ()))
-        save_eagle3(folder, config, tensors, verifier=Verifier(material.files.label, architectures))
+        save_eagle3(folder, config, tensors, verifier=Verifier(material.name, architectures))
+        return self.served(folder)
+
+    def served(self, folder: Path) -> dict[str, str]:
         return {"eagle3": json.dumps({"method": "eagle3", "model": str(folder)})}
 
     def _rows(self) -> torch.Tensor:
@@ -176,26 +222,50 @@ class Eagle3:
         """The teacher, and rows [N] of the flattened batch a chain may be drafted behind: with a row before them."""
         counted = batch.windows.counted
         rows = (counted & ~batch.windows.starts).flatten().nonzero().squeeze(1)
-        return SubsetTeacher(batch, rows, self._ids), rows
+        return SubsetTeacher(batch, rows, self._ids, self._teaching), rows
 
-    def _states(self, batch: Batch, steps: int | None = None) -> list[torch.Tensor]:
-        """Of every step, [B, W, H] for the output head; row t guesses token t + 2 + step."""
+    def _judged(self, batch: Batch, teacher: SubsetTeacher, starts: Sequence[torch.Tensor]) -> list[HeadLoss]:
+        """Token `step` of the chains behind rows `starts[step]`, for every step."""
+        states = self._states(batch, starts)
+        return [
+            head_loss(self._material.loss, out, self._rows(), teacher.of(behind + step))
+            for step, (behind, out) in enumerate(zip(starts, states, strict=True))
+        ]
+
+    def _states(self, batch: Batch, starts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """For every step, [n, H] for the output head: what guesses token `step` behind rows `starts[step]`.
+
+        Behind row r that is row r - 1, which has the embedding of token r + step.
+        """
         windows = batch.windows
-        aux = torch.cat([batch.aux[layer] for layer in self._aux_layers], -1)
-        unrolling = self._head.begin(aux, windows.positions, windows.pieces)
-        embedded = batch.target.embed(windows.ids)
-        outs = []
-        for _ in range(steps or self._options.unroll):
-            # What is rolled around the end stands in rows that do not count.
-            embedded = embedded.roll(-1, 1)
-            outs.append(unrolling.step(embedded))
+        aux = torch.cat([batch.aux[layer] for layer in self._aux_layers], -1).flatten(0, 1)
+        embedded = batch.target.embed(windows.ids).flatten(0, 1)
+        # What is rolled around the end stands in rows that do not count.
+        head = self._head.begin(aux, embedded.roll(-1, 0), windows.positions.flatten(), _pieces(windows))
+        outs = [head.first(starts[0] - 1)]
+        for step, behind in enumerate(starts[1:], 1):
+            outs.append(head.further(embedded[behind + step], behind - 1))
         return outs
 
-    def _judge(self, teacher: SubsetTeacher, rows: torch.Tensor, step: int, out: torch.Tensor) -> HeadLoss:
-        """Token `step` of the chains that the text is long enough for. Behind row r it is guessed by row r - 1."""
-        starts = _starts(rows, step)
-        states = out.flatten(0, 1)[starts - 1]
-        return head_loss(self._material.loss, states, self._rows(), teacher.of(starts + step))
+
+def _pieces(windows: Windows) -> list[tuple[int, int]]:
+    """(begin, end) slots of every piece in flattened windows; filling counts as one."""
+    begins = windows.starts.flatten().nonzero().squeeze(1).tolist()
+    return list(zip(begins, [*begins[1:], windows.ids.numel()], strict=True))
+
+
+def thinned(rows: torch.Tensor, steps: int, share: float) -> list[torch.Tensor]:
+    """Rows behind which chains are trained, by step: all of them for the first token, fewer and fewer further on.
+
+    Neighbouring rows teach nearly the same in later steps, which weigh less and cost as much. Each step's rows are
+    among those of the step before; which ones, torch's generator draws.
+    """
+    ranks = torch.rand(int(rows[-1]) + 1 if len(rows) else 0, dtype=torch.float32, device="cpu")
+    chosen = []
+    for step in range(steps):
+        there = _starts(rows, step)
+        chosen.append(there[ranks[there] < max(LEAST_SHARE, share**step)])
+    return chosen
 
 
 def _starts(rows: torch.Tensor, step: int) -> torch.Tensor:
@@ -206,7 +276,7 @@ def _starts(rows: torch.Tensor, step: int) -> torch.Tensor:
     return rows[there]
 
 
-def _layer_shape(shape: DecoderConfig) -> DecoderConfig:
+def layer_shape(shape: DecoderConfig) -> DecoderConfig:
     """A layer that every engine for these heads can run."""
     return replace(
         shape,

@@ -49,6 +49,11 @@ class Rotary:
         angles = torch.cat((angles, angles), -1).unsqueeze(1)
         return angles.cos() * self._scale, angles.sin() * self._scale
 
+    def of(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n] int64 -> the same [1, n, D]."""
+        cosines, sines = self.at(positions.unsqueeze(0))
+        return cosines[0], sines[0]
+
 
 def seen(pieces: torch.Tensor, window: int | None = None) -> torch.Tensor:
     """Which rows a row sees: itself and those before it in its own piece.
@@ -88,35 +93,32 @@ class Attention(nn.Module):
         self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
-    def heads(
-        self, rows: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[B, W, inputs] -> turned queries and keys, and values, [B, heads, W, D]; keys and values repeated."""
-        query, key, value = (self._split(project(rows)) for project in (self.q_proj, self.k_proj, self.v_proj))
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        repeat = self._groups
-        return (
-            _turned(query, turn),
-            _turned(key, turn).repeat_interleave(repeat, 1),
-            value.repeat_interleave(repeat, 1),
-        )
+    def queries(self, rows: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """[..., n, inputs] -> turned queries [..., heads, n, D]."""
+        query = self._split(self.q_proj(rows))
+        return _turned(query if self.q_norm is None else self.q_norm(query), turn)
+
+    def keys(self, rows: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """[..., n, inputs] -> turned keys, and values, [..., key heads, n, D]."""
+        key = self._split(self.k_proj(rows))
+        return _turned(key if self.k_norm is None else self.k_norm(key), turn), self._split(self.v_proj(rows))
 
     def join(self, mixed: torch.Tensor) -> torch.Tensor:
-        """[B, heads, W, D] -> [B, W, H]."""
-        joined: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        """[..., heads, n, D] -> [..., n, H]."""
+        joined: torch.Tensor = self.o_proj(mixed.transpose(-3, -2).flatten(-2))
         return joined
 
     def forward(self, rows: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
-        query, key, value = self.heads(rows, turn)
+        query, (key, value) = self.queries(rows, turn), self.keys(rows, turn)
+        key, value = (item.repeat_interleave(self._groups, -3) for item in (key, value))
         return self.join(F.scaled_dot_product_attention(query, key, value, attn_mask=mask))
 
     def _split(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.view(*rows.shape[:-1], -1, self._head_dim).transpose(1, 2)
+        return rows.view(*rows.shape[:-1], rows.shape[-1] // self._head_dim, self._head_dim).transpose(-3, -2)
 
 
 def _turned(heads: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """[B, heads, W, D] with dimension i turned against i + D/2, as checkpoints mean it."""
+    """[..., n, D] with dimension i turned against i + D/2, as checkpoints mean it."""
     low, high = heads.chunk(2, -1)
     return heads * turn[0] + torch.cat((-high, low), -1) * turn[1]
 

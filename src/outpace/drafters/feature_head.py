@@ -1,7 +1,7 @@
-"""A head on the target's own states drafts token by token (Li et al. "EAGLE-3" 2503.01840).
+"""A head on the target's own states drafts token by token: EAGLE-3 (2503.01840), or a checkpoint's own MTP layer.
 
     target's tokens   t0 t1 ... t_{n-1}      committed, the last not yet computed by the target
-    its states        s0 s1 ... s_{n-2}      at three layers, told by `observe`
+    its states        s0 s1 ... s_{n-2}      at three layers, or behind the last, told by `observe`
     rows of the head  (t1, s0) (t2, s1) ... (t_{n-1}, s_{n-2})      the last one guesses t_n
     a proposal        what is missing of these, then (d1, h) (d2, h') ..., h being what the row before put out
     after the verdict rows of draft tokens go: they were made of guessed features, and the true ones are there now
@@ -23,7 +23,7 @@ from outpace.drafters.own_rows import Fed, Growing, Rows, begin, committed_rows,
 from outpace.protocols import Cache, DrafterNeeds, FeatureHead
 from outpace.types import Ask, Draft, Observation
 
-__all__ = ["Eagle3Drafter"]
+__all__ = ["FeatureHeadDrafter"]
 
 _SHORTEST = 16
 """Fewest rows worth keeping, or taking over."""
@@ -31,19 +31,19 @@ _MOST_KEPT = 64
 """States that wait to become rows, of a request that is gone: more than one proposal leaves."""
 
 
-class Eagle3Drafter:
-    """Runs an EAGLE-3 head with a cache of its own.
+class FeatureHeadDrafter:
+    """Runs such a head with a cache of its own.
 
     Args:
+        name: of the method.
         head: the head.
         cache: its cache, with a lane for every request the engine runs side by side.
         tree_width: most continuations of a token; more than 1 needs a target that takes trees. Drafts for rejection
             sampling are chains all the same.
     """
 
-    name = "eagle3"
-
-    def __init__(self, head: FeatureHead, cache: Cache, *, tree_width: int = 1) -> None:
+    def __init__(self, name: str, head: FeatureHead, cache: Cache, *, tree_width: int = 1) -> None:
+        self.name = name
         self.needs = DrafterNeeds(head.aux_layers, computes=True, width=tree_width)
         self._head = head
         self._cache = cache
@@ -86,7 +86,7 @@ class Eagle3Drafter:
     def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
         growths = [g for ask in asks if (g := self._begin(ask)) is not None]
         grow_all(growths, row_budget, self)
-        drafts = {growth.ask.request_id: growth.draft("eagle3") for growth in growths}
+        drafts = {growth.ask.request_id: growth.draft(self.name) for growth in growths}
         return [drafts.get(ask.request_id, Draft()) for ask in asks]
 
     def release(self, request_id: int) -> None:

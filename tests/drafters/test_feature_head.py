@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import outpace.drafters.head_rows as head_rows
-from outpace.drafters.eagle3 import Eagle3Drafter
+from outpace.drafters.feature_head import FeatureHeadDrafter
 from outpace.params import SamplingParams
 from outpace.sampling.choose import choose_rows
 from outpace.sampling.law import law_rows
@@ -91,8 +91,8 @@ class ExactHead:
             assert later > position + 1 or following == token, "rows of two texts"
 
 
-def drafter_of(head: ExactHead | None = None, *, rows: int = 4096, width: int = 1) -> Eagle3Drafter:
-    return Eagle3Drafter(head or ExactHead(), TokenCache(max_rows=rows), tree_width=width)
+def drafter_of(head: ExactHead | None = None, *, rows: int = 4096, width: int = 1) -> FeatureHeadDrafter:
+    return FeatureHeadDrafter("eagle3", head or ExactHead(), TokenCache(max_rows=rows), tree_width=width)
 
 
 @pytest.mark.parametrize("way", ["roomy", "chunks", "preempting"])
@@ -160,7 +160,7 @@ def test_a_conversation_goes_on_from_what_the_head_knew() -> None:
     answer = plain(HistoryModel(V), Job(first, GREEDY))
     second = [*first, *answer, 7, 8, 9]
     head, cache = ExactHead(), TokenCache()
-    drafter = Eagle3Drafter(head, cache)
+    drafter = FeatureHeadDrafter("eagle3", head, cache)
     jobs = [Job(first, GREEDY), Job(second, WARM, arrives=60)]
     results = run(make_engine(StatefulModel(V), TokenCache(), {"eagle3": drafter}), jobs)
     assert results[1].num_cached_tokens == len(first) + len(answer) - 1
@@ -188,7 +188,9 @@ def test_kept_rows_make_room_for_running_requests() -> None:
     """Lanes and rows of requests that are gone are taken when there are no others."""
     jobs = [Job([at, *([3] * 60)], replace(GREEDY, seed=at), arrives=20 * at) for at in range(12)]
     cache = TokenCache(num_lanes=2, max_rows=160)
-    engine = make_engine(StatefulModel(V), TokenCache(), {"eagle3": Eagle3Drafter(ExactHead(), cache)}, seqs=2)
+    engine = make_engine(
+        StatefulModel(V), TokenCache(), {"eagle3": FeatureHeadDrafter("eagle3", ExactHead(), cache)}, seqs=2
+    )
     for result in run(engine, jobs):
         assert result.stats.acceptance_rate == 1.0 and result.stats.accepted_tokens > 20
     cache.check_integrity()
@@ -202,7 +204,7 @@ def states_of(tokens: Sequence[int], first: int, end: int) -> dict[int, torch.Te
     return {layer: layer * states for layer in (1, 2, 3)}
 
 
-def tell(drafter: Eagle3Drafter, tokens: Sequence[int], first: int) -> None:
+def tell(drafter: FeatureHeadDrafter, tokens: Sequence[int], first: int) -> None:
     end = len(tokens) - 1
     drafter.observe([Observation(0, tokens, 1, Draft(), (), first, states_of(tokens, first, end))])
 
@@ -214,7 +216,7 @@ def ask_for(tokens: Sequence[int], **fields: object) -> Ask:
 def test_rows_of_drafts_go_and_true_ones_come() -> None:
     """Six tokens, then three drafted, of which one is kept: computed again are that one and the bonus token's."""
     head, cache = ExactHead(), TokenCache()
-    drafter = Eagle3Drafter(head, cache)
+    drafter = FeatureHeadDrafter("eagle3", head, cache)
     tokens = [5, 3, 8, 1, 1, 2]
     drafter.start(0, tokens, 6)
     tell(drafter, tokens, 0)
@@ -252,7 +254,7 @@ def test_what_is_missing_is_computed_as_the_budget_allows() -> None:
 def test_states_that_wait_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_rows, "_MOST_WAITING", 20)
     head, cache = ExactHead(), TokenCache()
-    drafter = Eagle3Drafter(head, cache)
+    drafter = FeatureHeadDrafter("eagle3", head, cache)
     tokens = [at % V for at in range(61)]
     drafter.start(0, tokens, 61)
     for end in (16, 31, 46, 61):
@@ -295,7 +297,7 @@ def test_tokens_are_drawn_from_laws_over_the_draft_vocabulary(params: SamplingPa
 def test_rows_of_a_text_that_goes_on_otherwise(common: int, gone: bool) -> None:
     """The row of the last common position was made with the other text's next token: it is not taken over."""
     head, cache = ExactHead(), TokenCache()
-    drafter = Eagle3Drafter(head, cache)
+    drafter = FeatureHeadDrafter("eagle3", head, cache)
     first = [at % V for at in range(100)]
     second = [*first[:common], *([23] * 10)]
     drafter.start(0, first, 100)
@@ -313,7 +315,7 @@ def test_rows_of_a_text_that_goes_on_otherwise(common: int, gone: bool) -> None:
 
 def test_what_is_to_be_taken_over_is_not_given_up_for_it() -> None:
     head, cache = ExactHead(), TokenCache(max_rows=150)
-    drafter = Eagle3Drafter(head, cache)
+    drafter = FeatureHeadDrafter("eagle3", head, cache)
     tokens = [at % V for at in range(110)]
     drafter.start(0, tokens[:100], 100)
     tell(drafter, tokens[:100], 0)
@@ -331,7 +333,7 @@ def test_what_is_to_be_taken_over_is_not_given_up_for_it() -> None:
 def test_of_a_request_that_is_gone_few_states_wait() -> None:
     """Rows are kept; states, which are large, only as far as they may soon become rows, and none without any row."""
     cache = TokenCache()
-    drafter = Eagle3Drafter(ExactHead(), cache)
+    drafter = FeatureHeadDrafter("eagle3", ExactHead(), cache)
     tokens = [at % V for at in range(400)]
     for request, drafts in ((0, False), (1, True)):
         drafter.start(request, tokens[:100], 100)
@@ -353,7 +355,7 @@ def test_of_a_request_that_is_gone_few_states_wait() -> None:
 
 def test_no_lane_no_room_no_draft() -> None:
     cache = TokenCache(num_lanes=1, max_rows=9)
-    drafter = Eagle3Drafter(ExactHead(), cache)
+    drafter = FeatureHeadDrafter("eagle3", ExactHead(), cache)
     tokens = [1, 2, 3, 4]
     for request in (0, 1):
         drafter.start(request, tokens, 4)
