@@ -37,9 +37,8 @@ def mtp_weights() -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("words", ["none", "torch none"])
+@pytest.mark.parametrize(("k", "words"), [(1, "none"), (4, "none"), (8, "none"), (4, "torch none")])
 @pytest.mark.parametrize("rows", [512, 20], ids=["one pass", "chunks"])
-@pytest.mark.parametrize("k", [1, 4, 8])
 def test_every_draft_token_is_accepted(k: int, rows: int, words: str) -> None:
     model = Decoder(TARGET, DictWeights(target_weights()), precision=precision(words))
     head = MtpHead(model, mtp_layer(TARGET), DictWeights(mtp_weights()))

@@ -20,7 +20,7 @@ from outpace.errors import CheckpointError, ModelNotFound
 from outpace.models import resolve
 from outpace.models.config import DecoderConfig, expected_tensors
 from outpace.models.gguf import convert_gguf
-from outpace.models.resolve import Alias, ModelFiles, find_local_models, packaged_file, resolve_model
+from outpace.models.resolve import Alias, ModelFiles, find_local_models, lasting_name, packaged_file, resolve_model
 from tests.models.gguf_files import write_gguf
 
 
@@ -77,6 +77,16 @@ def test_home_and_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path / "home")
     # A folder that is here comes before a hub id of the same name.
     assert resolve_model("org/model") == ModelFiles(Path("org/model"), "model")
+
+
+def test_names_that_mean_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    for name in ("mine", "./mine", "~/mine", str(tmp_path / "mine")):
+        assert lasting_name(name) == str(tmp_path / "mine")
+    assert lasting_name("someone/model") == "someone/model"
+    assert lasting_name("smollm2-135m") == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def test_gguf_file_by_path_whatever_its_suffix(tmp_path: Path) -> None:

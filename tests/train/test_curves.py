@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outpace.errors import OutpaceError
+from outpace.train import curves as curves_module
 from outpace.train.curves import Curves
 
 MEASURED = {"step": 2, "valid": {"exit 2": {"greedy_length": 1.5, "sampled_length": 1.25, "greedy": [0.5]}}}
@@ -22,8 +23,29 @@ def test_lines_behind_a_step_are_forgotten_and_half_a_line_too(tmp_path: Path) -
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')
     again = Curves(tmp_path)
-    again.begin(3)
+    again.begin(3, 3)
     assert [line["step"] for line in again.lines()] == [1, 2, 3]
+    again.add(MEASURED)
+    again.begin(2, 1)  # step 2 is done, but what was measured behind it does not count
+    assert again.lines() == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", "7", '{"loss": 1}', '{"step": "3"}', "{"])
+def test_what_is_no_line_of_a_log_ends_it(tmp_path: Path, line: str) -> None:
+    curves = Curves(tmp_path)
+    curves.add({"step": 1, "loss": 1.0})
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write(line + "\n")
+    assert curves.lines() == [{"step": 1, "loss": 1.0}]
+
+
+def test_a_picture_that_cannot_be_drawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> None:
+        raise ValueError("no such font\nand more")
+
+    monkeypatch.setattr(curves_module, "_draw", broken)
+    with pytest.raises(OutpaceError, match=r"curves.png cannot be drawn: no such font$"):
+        Curves(tmp_path).close()
 
 
 def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,8 +53,9 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
     closed: list[bool] = []
 
     class Writer:
-        def __init__(self, folder: str) -> None:
+        def __init__(self, folder: str, purge_step: int) -> None:
             assert folder == str(tmp_path / "tensorboard")
+            assert purge_step == 1  # what was written of steps that come again is not shown
 
         def add_scalar(self, *arguments: Any) -> None:
             written.append(arguments)
@@ -42,6 +65,7 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
     curves = Curves(tmp_path, tensorboard=True)
+    curves.begin(0, -1)
     curves.add({"step": 1, "loss": 2.0})
     curves.add(MEASURED)
     curves.close()

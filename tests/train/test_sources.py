@@ -15,7 +15,7 @@ from outpace.errors import BadInput, CheckpointError
 from outpace.train.data import sources
 from outpace.train.data.builtin import TASKS, builtin_prompts
 from outpace.train.data.recorded import HEADER, newest_header
-from outpace.train.data.sources import read_prompts, read_records, read_texts
+from outpace.train.data.sources import lasting_source, read_prompts, read_records, read_texts
 from outpace.train.identity import Identity
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "prompts.jsonl"
@@ -65,6 +65,17 @@ def test_sources_that_are_not_there(tmp_path: Path) -> None:
         list(read_prompts([str(tmp_path)], 1, 0))
     with pytest.raises(BadInput, match="'nowhere' is no text"):
         list(read_texts(["nowhere"], 0))
+
+
+def test_sources_by_names_that_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "docs"):
+        (tmp_path / name).mkdir()
+    assert lasting_source("text", "mine") == str(tmp_path / "mine")
+    assert lasting_source("text", "docs") == "docs"  # as when it is read
+    assert lasting_source("records", "docs") == str(tmp_path / "docs")
+    for kind, name in (("prompts", "builtin"), ("prompts", "datasets:some/set"), ("text", "nowhere")):
+        assert lasting_source(kind, name) == name
 
 
 def test_a_data_set_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ class World:
         model = source.load(self.engine, None, lambda *_: None)
         assert isinstance(model, Decoder)
         self.model = model
-        self.material = Material(self.files, self.shape, self.files.tokenizer.vocab_size, loss, chain)
+        self.material = Material(self.files, self.shape, self.files.tokenizer.vocab_size, loss, chain, str(folder))
 
     def target(self, *aux_layers: int) -> Target:
         return Target(self.model, aux_layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from importlib import import_module
@@ -177,10 +178,14 @@ def _run_data(arguments: argparse.Namespace, backend: Backend) -> int:
     settings = DataSettings(**given_options(arguments, [item.name for item in fields(DataSettings)]))
     sources = _sources(arguments)
     engine = engine_config(arguments)
-    with Progress() as progress:
-        import_module("outpace.train.run").make_data(
-            engine, settings, sources, Path(arguments.out).expanduser(), progress.say, progress.report
-        )
+    try:
+        with Progress() as progress:
+            import_module("outpace.train.run").make_data(
+                engine, settings, sources, Path(arguments.out).expanduser(), progress.say, progress.report
+            )
+    except KeyboardInterrupt:
+        say("Interrupted. What was answered is kept, and the same command goes on.")
+        raise
     return 0
 
 
@@ -197,8 +202,13 @@ def _run_training(arguments: argparse.Namespace, backend: Backend) -> int:
         plan = run.resumed(Path(arguments.resume).expanduser(), lambda engine: replace(engine, **changes))
         if plan.kind != arguments.kind:
             raise BadInput(f"{arguments.resume} is a run of `outpace train {plan.kind}`, not {arguments.kind}")
-    with Progress() as progress:
-        outcome = run.train(plan, progress.say, progress.report)
+    try:
+        with Progress() as progress:
+            outcome = run.train(plan, progress.say, progress.report)
+    except KeyboardInterrupt:
+        if (plan.folder / "run.json").is_file():
+            say(f"Interrupted. {_how_to_go_on(arguments.kind, plan.folder)}")
+        raise
     _say_outcome(outcome, arguments.kind, plan.folder)
     return 130 if outcome.ending.name == "INTERRUPTED" else 0
 
@@ -264,18 +274,21 @@ def _say_outcome(outcome: Outcome, kind: str, folder: Path) -> None:
     """A line for each drafter on standard error, and how to serve them as JSON on standard output."""
     say(f"{outcome.ending.value} after step {outcome.step}; {outcome.speed.describe()}")
     if outcome.ending.name == "INTERRUPTED":
-        say(f"Go on with: outpace train {kind} --resume {folder}")
+        say(_how_to_go_on(kind, folder))
         return
     for name, item in outcome.best.items():
         first = outcome.first.get(name, item)
-        say(
-            f"{name}: mean acceptance length {_both(first)} before, {_both(item)} after step {outcome.best_step} (kept)"
-        )
+        step = outcome.best_steps[name]
+        say(f"{name}: mean acceptance length {_both(first)} before, {_both(item)} after step {step} (kept)")
     served = {name: json.loads(config) for name, config in outcome.served.items()}
     for config in served.values():
         say(f"Serve it with: --speculative-config '{json.dumps(config)}'")
     acceptance = {name: asdict(item) for name, item in outcome.best.items()}
     print(json.dumps({"folder": str(folder), "speculative_config": served, "acceptance": acceptance}))
+
+
+def _how_to_go_on(kind: str, folder: Path) -> str:
+    return f"Go on with: outpace train {kind} --resume {shlex.quote(str(folder))}"
 
 
 def _both(item: Acceptance) -> str:

@@ -166,7 +166,7 @@ class _Examiner:
         files = load_files(config.model, allow_pickle=config.allow_pickle, trust_remote_code=config.trust_remote_code)
         shape = files.checked_shape()
         precision = select_precision(config, files.checkpoint)
-        require_fit(files.label, estimate_bytes(files.checkpoint, precision))
+        require_fit(files.label, estimate_bytes(files.decoder_weights(shape), precision))
         decoder = Decoder(
             shape,
             files.checkpoint,

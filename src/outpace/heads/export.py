@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from outpace.errors import CheckpointError, InvalidParameter
+from outpace.errors import CheckpointError, InvalidParameter, ModelNotFound
 from outpace.head_words import is_eagle3_config
 from outpace.heads.config_json import Verifier
 from outpace.heads.draft_vocabulary import offsets_of
@@ -20,7 +20,7 @@ from outpace.models.checkpoint import read_json
 from outpace.models.config import SUPPORTED_TYPES, DecoderConfig
 from outpace.models.eagle3 import with_target_rows
 from outpace.models.load import LoadedFiles, load_files
-from outpace.models.resolve import ALIASES, resolve_model
+from outpace.models.resolve import ALIASES, lasting_name, resolve_model
 
 __all__ = ["export_head"]
 
@@ -66,7 +66,7 @@ def export_head(
         )
     verifier, opened = files.verifier, None
     if name is not None and (target is not None or files.config.shares_target_head):
-        opened = load_files(name, allow_pickle=allow_pickle, notify=notify)
+        opened = _opened(head, name, target, allow_pickle, notify)
         files.check_target(opened.checked_shape())
         verifier = _verifier_of(name, opened)
     config = replace(files.config, shares_target_head=False)
@@ -89,11 +89,27 @@ def _tensors(files: Eagle3Files, target: LoadedFiles | None) -> dict[str, torch.
 def _verifier_of(name: str, target: LoadedFiles) -> Verifier:
     """The target by a name that another engine understands: a hub id or a whole path."""
     architectures = target.config.get("architectures") or []
-    if name in ALIASES:
-        name = ALIASES[name].repository
-    elif Path(name).expanduser().exists():
-        name = str(Path(name).expanduser().resolve())
-    return Verifier(name, tuple(map(str, architectures)))
+    return Verifier(lasting_name(name), tuple(map(str, architectures)))
+
+
+def _opened(
+    head: str, name: str, target: str | None, allow_pickle: bool, notify: Callable[[str], None] | None
+) -> LoadedFiles:
+    """The target by its name; a hub id that a package on this machine stands for is read from there.
+
+    Raises:
+        ModelNotFound: there is no such model; if it is the head that names it, says how to name another.
+    """
+    if target is None:
+        name = next((alias for alias, each in ALIASES.items() if each.repository == name), name)
+    try:
+        return load_files(name, allow_pickle=allow_pickle, notify=notify)
+    except ModelNotFound as error:
+        if target is not None:
+            raise
+        raise ModelNotFound(
+            f"{head} says that it is for {name}, which cannot be opened ({error}). Name it as target (--target)"
+        ) from error
 
 
 def _refuse_others(head: str, path: Path, engine: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ class MtpFiles:
         """Raises CheckpointError if it came with a model of another shape: embedding and head are the target's."""
         for what in ("hidden_size", "vocab_size", "rms_norm_eps"):
             own, other = getattr(self.layer, what), getattr(target, what)
-            if own != other:
+            if not math.isclose(own, other, rel_tol=1e-6):  # a GGUF file rounds its epsilon to float32
                 raise CheckpointError(
                     f"{self.source}: its MTP layer goes with a model of {what} {own}; this one has {other}"
                 )

@@ -24,6 +24,8 @@ __all__ = ["LAYOUTS", "save_eagle3", "write_folder"]
 
 LAYOUTS = ("native", "speculators")
 _FILES = ("config.json", "model.safetensors")
+_KEPT = ("README", "LICENSE", ".")
+"""How names of files begin that stay when a head is replaced: what people and their systems put beside it."""
 
 
 def save_eagle3(
@@ -59,11 +61,15 @@ def save_eagle3(
 def write_folder(folder: Path, keys: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes config.json and model.safetensors to a folder beside, which then takes the place of this one.
 
+    Model card, licence and hidden files stay.
+
     Raises:
         InvalidParameter: the folder holds other files.
         OutpaceError: it cannot be written; the folder is as it was.
     """
-    others = sorted(item.name for item in folder.iterdir() if item.name not in _FILES) if folder.is_dir() else []
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    kept = [item for item in found if item.is_file() and item.name.startswith(_KEPT)]
+    others = [item.name for item in found if item.name not in _FILES and item not in kept]
     if others or (folder.exists() and not folder.is_dir()):
         raise InvalidParameter(
             f"{folder} is not possible: it holds {(others or ['a file'])[0]}; give a folder of its own"
@@ -80,6 +86,8 @@ def write_folder(folder: Path, keys: Mapping[str, Any], tensors: Mapping[str, to
         (new / _FILES[1]).chmod(0o666 & ~_umask())  # safetensors lets the owner alone read
         for name in _FILES:
             _flush(new / name)
+        for item in kept:
+            shutil.copy2(item, new / item.name)
         _put_in_place(new, folder)
     except (OSError, SafetensorError) as error:
         raise OutpaceError(f"{folder} cannot be written ({error}): make room or give another one") from error

@@ -25,7 +25,7 @@ from outpace.models.gguf_config import build_config, name_tensors
 from outpace.models.gguf_file import MAGIC, GgufFile
 from outpace.models.mtp_config import mtp_tensors
 
-__all__ = ["ALIASES", "Alias", "ModelFiles", "find_local_models", "packaged_file", "resolve_model"]
+__all__ = ["ALIASES", "Alias", "ModelFiles", "find_local_models", "lasting_name", "packaged_file", "resolve_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,18 @@ def resolve_model(name: str, *, allow_pickle: bool = False, trust_remote_code: b
         )
     hint = f"or give a folder, a GGUF file or an alias ({', '.join(ALIASES)})"
     return _from_hub(name, allow_pickle, trust_remote_code, hint)
+
+
+def lasting_name(name: str) -> str:
+    """The same model by a name that means it from any folder, and to other programs: a hub id or a whole path.
+
+    Args:
+        name: as for `resolve_model`.
+    """
+    if name in ALIASES:
+        return ALIASES[name].repository
+    path = _existing(name)
+    return name if path is None else str(path.resolve())
 
 
 def packaged_file(package: str) -> Path | None:

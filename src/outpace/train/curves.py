@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 from outpace.errors import OutpaceError
+from outpace.models.checkpoint import first_line
 from outpace.train.writing import write_bytes
 
 __all__ = ["Curves"]
@@ -29,17 +31,19 @@ class Curves:
     def __init__(self, folder: Path, *, tensorboard: bool = False) -> None:
         self._path = folder / LOG
         self._writer: Any = None
+        self._library: Any = None
         if tensorboard:
             try:
-                self._writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(
-                    str(folder / "tensorboard")
-                )
+                self._library = importlib.import_module("torch.utils.tensorboard")
             except ImportError as error:
                 raise OutpaceError("--tensorboard needs the package tensorboard: pip install outpace[train]") from error
 
-    def begin(self, step: int) -> None:
-        """Forgets what was written of steps behind this one, which come again."""
-        lines = [line for line in self.lines() if line["step"] <= step]
+    def begin(self, step: int, measured: int) -> None:
+        """Forgets what was written of steps, and of measurements, behind these, which come again."""
+        if self._library is not None:
+            folder = str(self._path.with_name("tensorboard"))
+            self._writer = self._library.SummaryWriter(folder, purge_step=step + 1)
+        lines = [line for line in self.lines() if line["step"] <= (measured if "valid" in line else step)]
         write_bytes(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
     def lines(self) -> list[dict[str, Any]]:
@@ -49,9 +53,12 @@ class Curves:
         found = []
         for line in self._path.read_text().splitlines():
             try:
-                found.append(json.loads(line))
+                value = json.loads(line)
             except ValueError:
                 break
+            if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+                break
+            found.append(value)
         return found
 
     def add(self, line: dict[str, Any]) -> None:
@@ -70,7 +77,11 @@ class Curves:
                 self._writer.add_scalar(name, value, line["step"])
 
     def close(self) -> bool:
-        """Draws the picture. False if the package for it is not installed."""
+        """Draws the picture. False if the package for it is not installed.
+
+        Raises:
+            OutpaceError: it cannot be drawn or written.
+        """
         if self._writer is not None:
             self._writer.close()
         try:
@@ -78,11 +89,14 @@ class Curves:
             figure = importlib.import_module("matplotlib.figure").Figure(figsize=(9, 6))
         except ImportError:
             return False
-        agg.FigureCanvasAgg(figure)
-        _draw(figure, self.lines())
-        image = importlib.import_module("io").BytesIO()
-        figure.savefig(image, format="png", dpi=100)
-        write_bytes(self._path.with_name("curves.png"), image.getvalue())
+        path, image = self._path.with_name("curves.png"), io.BytesIO()
+        try:
+            agg.FigureCanvasAgg(figure)
+            _draw(figure, self.lines())
+            figure.savefig(image, format="png", dpi=100)
+        except Exception as error:  # fonts, caches and back ends of the library fail in ways of their own
+            raise OutpaceError(f"{path} cannot be drawn: {first_line(error)}") from error
+        write_bytes(path, image.getvalue())
         return True
 
 

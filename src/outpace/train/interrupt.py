@@ -1,4 +1,4 @@
-"""Ctrl-C that is heard between two steps, not in the middle of one."""
+"""Ctrl-C, and the system's wish that a process ends, heard between two steps, not in the middle of one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["Interrupt"]
 
 
 class Interrupt:
-    """A context manager: `asked` is True once the user has pressed Ctrl-C; pressing it again stops at once."""
+    """A context manager: `asked` is True once Ctrl-C was pressed or SIGTERM came; a second one stops at once."""
 
     def __init__(self) -> None:
         self.asked = False
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._heard)
+            self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

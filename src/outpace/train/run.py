@@ -4,80 +4,44 @@ from __future__ import annotations
 
 import gc
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from outpace.config import EngineConfig
-from outpace.errors import BadInput, CheckpointError, InvalidParameter, UnsupportedModel
+from outpace.errors import BadInput, InvalidParameter, UnsupportedModel
 from outpace.llm import LLM
-from outpace.models.checkpoint import read_json
 from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
 from outpace.models.files import format_bytes
-from outpace.models.load import require_fit
 from outpace.models.native.library import prepare
+from outpace.models.resolve import lasting_name
 from outpace.models.threads import usable_cores
 from outpace.source import Notify, Progress, Source
 from outpace.train.data.prepare import DataPlan, Tools, prepare_data
-from outpace.train.data.shards import TrainingData, read_data
+from outpace.train.data.shards import TrainingData, forget_data, holds_data, read_data
 from outpace.train.identity import Identity
 from outpace.train.kinds.base import Kind, Material
 from outpace.train.kinds.draft import Draft, DraftOptions, chosen_layers
 from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers
 from outpace.train.kinds.early_exit import EarlyExit, check_layers
 from outpace.train.memory import keep_freed_memory
-from outpace.train.settings import PRESETS, DataSettings, TrainSettings
+from outpace.train.needs import require_training_fit, training_needs
+from outpace.train.plan import Plan, keep_plan, resumed
+from outpace.train.settings import PRESETS, DataSettings
 from outpace.train.states import StoredStates, stored_bytes
 from outpace.train.target import StateSource, Target
 from outpace.train.trainer import CHECKPOINT, Outcome, Sources, Trainer
-from outpace.train.vocabulary import draft_vocabulary
-from outpace.train.writing import make_folder, write_json
+from outpace.train.vocabulary import covered, draft_vocabulary
+from outpace.train.writing import make_folder
 
 __all__ = ["Plan", "make_data", "resumed", "train"]
 
-_RUN = "run.json"
 _LOSS_VOCAB = 8192
 _WORTH_STORING = 1.5
 """Rounds over the data from which on states are kept on disk by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One training run.
-
-    Args:
-        kind: early-exit, eagle3 or draft.
-        engine: of the target.
-        train: how.
-        folder: of the run.
-        data: folder of training data; None makes some in the run's folder.
-        prompts: sources for it.
-        text: sources for it.
-        records: sources for it.
-        data_settings: for it.
-        preset: whose sources are taken where none is named.
-        options: of this kind alone.
-        tensorboard: write its files too.
-        resume: go on from the folder's checkpoint.
-    """
-
-    kind: str
-    engine: EngineConfig
-    train: TrainSettings
-    folder: Path
-    data: Path | None
-    prompts: tuple[str, ...]
-    text: tuple[str, ...]
-    records: tuple[str, ...]
-    data_settings: DataSettings
-    preset: str
-    options: Mapping[str, Any]
-    tensorboard: bool = False
-    resume: bool = False
 
 
 def make_data(
@@ -129,92 +93,71 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     """
     keep_freed_memory()
     _set_threads(plan.engine)
-    if not plan.resume and (plan.folder / CHECKPOINT).is_file():
+    begun = (plan.folder / CHECKPOINT).is_file()
+    if begun and not plan.resume:
         raise BadInput(f"{plan.folder} holds a run already: go on with --resume {plan.folder}, or name another --out")
     source = _open(plan.engine, notify)
     shape = source.shape
     assert shape is not None
     identity = Identity.of(source.files, shape)
+    if plan.made_for is not None:
+        identity.require(plan.made_for, str(plan.folder / "run.json"))
     vocab_size = min(shape.vocab_size, source.files.tokenizer.vocab_size)
-    material = Material(source.files, shape, vocab_size, plan.train.loss, plan.train.chain)
+    name = lasting_name(plan.engine.model)
+    material = Material(source.files, shape, vocab_size, plan.train.loss, plan.train.chain, name)
     _check_options(plan, shape)
     make_folder(plan.folder)
-    data = _data(plan, source, identity, notify, progress)
+    if not plan.resume:
+        keep_plan(plan, identity.as_dict())
+    data = _data(plan, source, identity, vocab_size, notify, progress)
     _set_threads(plan.engine)  # the engine that answered prompts may have given cores up for the moment
-    kind = _make_kind(plan, material, data)
-    write_json(plan.folder / _RUN, _as_json(plan))
-    trained = sum(item.numel() for item in kind.module.parameters() if item.requires_grad)
-    # Weights, gradients and the optimiser's two moments; and the output head in float32.
-    require_fit(
-        f"training of {trained / 1e6:.1f}M weights",
-        source.num_bytes + 16 * trained + 4 * vocab_size * shape.hidden_size,
-    )
+    kind = _make_kind(plan, material, data, notify)
     prepare(notify)
     model = source.load(plan.engine, None, progress)
     assert isinstance(model, Decoder)
     target = Target(model, kind.aux_layers)
+    trained = sum(item.numel() for item in kind.module.parameters() if item.requires_grad)
     notify(
         f"training {trained / 1e6:.1f}M weights of a drafter ({plan.kind}) for {source.files.label}, {model.describe()}"
     )
     states = [_states(plan, target, identity, data, split, notify, progress) for split in ("train", "valid")]
     sources = Sources(target, data, states[0], states[1])
     trainer = Trainer(kind, sources, plan.train, plan.folder, identity, notify, tensorboard=plan.tensorboard)
-    if plan.resume:
+    if begun:
         notify(f"going on behind step {trainer.resume()} of {plan.train.steps}")
+    if plan.resume:
+        keep_plan(plan, identity.as_dict())  # the model may lie elsewhere now, and it is the one
     return trainer.run()
 
 
-def resumed(folder: Path, engine: Callable[[EngineConfig], EngineConfig]) -> Plan:
-    """The plan of a run that was stopped.
+def _data(
+    plan: Plan, source: Source, identity: Identity, vocab_size: int, notify: Notify, progress: Progress
+) -> TrainingData:
+    """What there is, or what is made of the sources, those of the preset if none is named; memory is asked for first.
 
-    Args:
-        folder: of the run.
-        engine: changes the engine's settings where the user says so.
-
-    Raises:
-        CheckpointError: the folder holds no run, or a damaged one.
+    A run that is begun anew makes it anew, from the answers that are there.
     """
-    path = folder / _RUN
-    if not path.is_file():
-        raise CheckpointError(f"{folder} holds no run to go on with ({_RUN} is missing)")
-    found: Any = read_json(path)
-    try:
-        return Plan(
-            kind=found["kind"],
-            engine=engine(EngineConfig(**found["engine"])),
-            train=TrainSettings(**found["train"]),
-            folder=folder,
-            data=Path(found["data"]) if found["data"] else folder / "data",
-            prompts=(),
-            text=(),
-            records=(),
-            data_settings=DataSettings(**found["data_settings"]),
-            preset=found["preset"],
-            options=found["options"],
-            tensorboard=found["tensorboard"],
-            resume=True,
+    own = plan.folder / "data"
+    if plan.data is None and not plan.resume:
+        forget_data(own)
+    there = plan.data or (own if holds_data(own) else None)
+    data = None if there is None else read_data(there, identity)
+    window = plan.data_settings.window if data is None else data.train.width
+    assert source.shape is not None
+    needs = training_needs(plan.kind, plan.options, source.shape, vocab_size, plan.train, window)
+    require_training_fit(needs, source.num_bytes, plan.train, window)
+    if data is None:
+        return _new_data(plan, source, own, notify, progress)
+    made_for = data.index["target"]
+    if made_for["weights"] != identity.weights:
+        notify(
+            f"{there} holds what {made_for['model']} says, not {identity.model}: drafters are accepted more often if "
+            "they learn from their own model's answers"
         )
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error!r}): train again without --resume") from error
+    return data
 
 
-def _as_json(plan: Plan) -> dict[str, Any]:
-    return {
-        "kind": plan.kind,
-        "engine": asdict(plan.engine),
-        "train": asdict(plan.train),
-        "data": None if plan.data is None else str(plan.data.absolute()),
-        "data_settings": asdict(plan.data_settings),
-        "preset": plan.preset,
-        "options": dict(plan.options),
-        "tensorboard": plan.tensorboard,
-    }
-
-
-def _data(plan: Plan, source: Source, identity: Identity, notify: Notify, progress: Progress) -> TrainingData:
-    """What there is, or what is made of the sources, those of the preset if none is named."""
-    if plan.data is not None:
-        return read_data(plan.data, identity)
+def _new_data(plan: Plan, source: Source, folder: Path, notify: Notify, progress: Progress) -> TrainingData:
     sources = {"prompts": plan.prompts, "text": plan.text, "records": plan.records}
     if not any(sources.values()):
         preset = PRESETS[plan.preset]
@@ -222,7 +165,7 @@ def _data(plan: Plan, source: Source, identity: Identity, notify: Notify, progre
         sources = {"prompts": preset.prompts if chats else (), "text": preset.text, "records": ()}
         if not chats:
             notify(f"{source.files.label} has no chat template: training on text alone")
-    return make_data(plan.engine, plan.data_settings, sources, plan.folder / "data", notify, progress)
+    return make_data(plan.engine, plan.data_settings, sources, folder, notify, progress)
 
 
 def _states(
@@ -258,12 +201,14 @@ def _check_options(plan: Plan, shape: DecoderConfig) -> None:
         check_layers(shape, options.get("exit_layers") or [_default_exit(shape)], options.get("init_layer"))
 
 
-def _make_kind(plan: Plan, material: Material, data: TrainingData) -> Kind:
+def _make_kind(plan: Plan, material: Material, data: TrainingData, notify: Notify) -> Kind:
     torch.manual_seed(plan.train.seed)
     options = plan.options
     if plan.kind == "eagle3":
         wanted = Eagle3Options(**options)
         ids = draft_vocabulary(data.train, wanted.draft_vocab, material.vocab_size, material.files.eos_ids)
+        train, valid = (covered(windows, ids) for windows in (data.train, data.valid))
+        notify(f"its {len(ids):,} tokens are {train:.1%} of what is to be learnt, {valid:.1%} of what is held out")
         return Eagle3(material, ids, wanted)
     if plan.kind == "draft":
         return Draft(material, DraftOptions(**options))

@@ -17,7 +17,7 @@ from outpace.models.decoder import Decoder
 from outpace.train.data.packing import NOTHING, Windows
 from outpace.types import Segment
 
-__all__ = ["Batch", "Said", "StateSource", "Target"]
+__all__ = ["Batch", "Said", "StateSource", "Target", "batch_of"]
 
 
 class Said(NamedTuple):
@@ -154,3 +154,9 @@ class Target:
         hidden = self.model.embed(window.ids[0, :count])
         self.model.run_layers(hidden, window.positions[0, :count], segments, 0, max(wanted), cache, aux)
         return aux
+
+
+def batch_of(target: Target, windows: Windows, states: StateSource, which: torch.Tensor) -> Batch:
+    """Windows number `which` [n] of some, with the target's states of them from `states`."""
+    chosen = windows[which]
+    return Batch(chosen, states.states(chosen, which), target, states.said(chosen, which))

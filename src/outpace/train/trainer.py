@@ -7,27 +7,28 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from outpace.errors import CheckpointError, OutpaceError
-from outpace.train.acceptance import Acceptance, Tally
+from outpace.models.checkpoint import first_line
+from outpace.train.acceptance import Acceptance
 from outpace.train.checkpoint import read_checkpoint, write_checkpoint
 from outpace.train.curves import Curves
-from outpace.train.data.packing import Windows
 from outpace.train.data.shards import TrainingData
 from outpace.train.identity import Identity
 from outpace.train.interrupt import Interrupt
 from outpace.train.kinds.base import Kind
+from outpace.train.measuring import measure
+from outpace.train.outcome import Ending, Outcome
 from outpace.train.report import Speed, measured_lines, step_line
 from outpace.train.rounding import SAVED_AS, rounded
 from outpace.train.sampler import Sampler
 from outpace.train.schedule import learning_rate
 from outpace.train.settings import TrainSettings
-from outpace.train.target import Batch, StateSource, Target
+from outpace.train.target import Batch, StateSource, Target, batch_of
 from outpace.train.writing import write_json
 
 __all__ = ["CHECKPOINT", "DRAFTER", "Ending", "Outcome", "Sources", "Trainer"]
@@ -35,6 +36,8 @@ __all__ = ["CHECKPOINT", "DRAFTER", "Ending", "Outcome", "Sources", "Trainer"]
 CHECKPOINT = "checkpoint.pt"
 DRAFTER = "drafter"
 _FAILED = "failed-step.json"
+_SECONDS_BETWEEN_CHECKPOINTS = 300.0
+"""Most that is lost when a process dies, measurements being far apart."""
 _SAME_ON_RESUME = (
     "batch_windows",
     "accumulate",
@@ -47,14 +50,6 @@ _SAME_ON_RESUME = (
     "seed",
     "steps",
 )
-
-
-class Ending(Enum):
-    """Why a run ended; the value is for people."""
-
-    DONE = "all steps are done"
-    EARLY = "no improvement any more"
-    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +67,6 @@ class Sources:
     data: TrainingData
     train: StateSource
     valid: StateSource
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a run.
-
-    Args:
-        ending: why it ended.
-        step: steps done over all sessions.
-        first: acceptance before the first step, by drafter.
-        best: acceptance of what was saved.
-        best_step: after how many steps that was.
-        served: how to serve it: {drafter: speculative config as JSON}.
-        speed: of this session.
-    """
-
-    ending: Ending
-    step: int
-    first: dict[str, Acceptance]
-    best: dict[str, Acceptance]
-    best_step: int
-    served: dict[str, str]
-    speed: Speed
 
 
 class Trainer:
@@ -122,19 +94,20 @@ class Trainer:
         tensorboard: bool = False,
     ) -> None:
         self._kind, self._sources, self._settings = kind, sources, settings
-        self._folder, self._identity, self._notify = folder, identity, notify
+        self._folder, self._identity, self._notify = folder.absolute(), identity, notify
         self._parameters = [item for item in kind.module.parameters() if item.requires_grad]
         self._optimiser = torch.optim.AdamW(
             _groups(kind.module, settings.weight_decay), lr=settings.lr, betas=(0.9, 0.95)
         )
         self._sampler = Sampler(len(sources.data.train), settings.seed)
         self._curves = Curves(folder, tensorboard=tensorboard)
-        self._digest = hashlib.sha256(sources.data.train.ids.numpy().tobytes()).hexdigest()
+        self._digest = _digest(sources.data)
         self._speed = Speed()
         self._step = 0
-        self._best: dict[str, Any] = {"step": -1, "score": -math.inf, "acceptance": {}, "misses": 0}
+        self._measured = -1  # the last step that was measured
+        self._best: dict[str, dict[str, Any]] = {}  # of every drafter: step, score, acceptance
+        self._misses = 0
         self._first: dict[str, Acceptance] = {}
-        self._served: dict[str, str] = {}
 
     def resume(self) -> int:
         """Goes on from the folder's checkpoint. Returns the steps that are done.
@@ -145,24 +118,26 @@ class Trainer:
         path = self._folder / CHECKPOINT
         state = read_checkpoint(path)
         self._identity.require(state.get("target"), str(path))
-        for name, own in self._must_match().items():
-            found = state["match"].get(name)
-            if found != own:
-                raise CheckpointError(f"{path} was made with {name}={found}, not {own}: take that, or train anew")
         try:
-            self._kind.module.load_state_dict(state["module"])
-            self._optimiser.load_state_dict(state["optimiser"])
-            self._sampler.restore(state["sampler"])
-            torch.set_rng_state(state["random"])
-            self._step = state["step"]
-            self._best = dict(state["best"])
-            self._first = {name: Acceptance(**_tuples(item)) for name, item in state["first"].items()}
-            self._served = dict(state["served"])
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} is damaged ({str(error).splitlines()[0]}): train again without --resume"
-            ) from error
+            match = {**state["match"], "data": state["data"] or self._digest}
+            for name, own in {**self._must_match(), "data": self._digest}.items():
+                if match.get(name) != own:
+                    raise CheckpointError(
+                        f"{path} was made with {name}={match.get(name)}, not {own}: take that, or train anew"
+                    )
+            self._restore(state)
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged ({first_line(error)}): train again without --resume") from error
         return self._step
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self._kind.module.load_state_dict(state["module"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._sampler.restore(state["sampler"])
+        torch.set_rng_state(state["random"])
+        self._step, self._measured, self._misses = state["step"], state["measured"], state["misses"]
+        self._best = {name: dict(item) for name, item in state["best"].items()}
+        self._first = {name: Acceptance(**_tuples(item)) for name, item in state["first"].items()}
 
     def run(self) -> Outcome:
         """Trains until the steps are done, nothing improves any more, or the user presses Ctrl-C.
@@ -170,45 +145,63 @@ class Trainer:
         Raises:
             OutpaceError: the loss is not a number any more, or the folder cannot be written; the last checkpoint stays.
         """
-        self._curves.begin(self._step)
+        self._curves.begin(self._step, self._measured)
         with Interrupt() as interrupt:
             ending = self._loop(interrupt)
-        if self._curves.close():
-            self._notify(f"curves: {self._folder / 'curves.png'}")
-        best = {name: Acceptance(**_tuples(item)) for name, item in self._best["acceptance"].items()}
-        return Outcome(ending, self._step, self._first, best, self._best["step"], self._served, self._speed)
+        try:
+            if self._curves.close():
+                self._notify(f"curves: {self._folder / 'curves.png'}")
+        except OutpaceError as error:  # what was trained is safe, and the result is still to be told
+            self._notify(str(error))
+        best = {name: Acceptance(**_tuples(item["acceptance"])) for name, item in self._best.items()}
+        steps = {name: item["step"] for name, item in self._best.items()}
+        served = self._kind.served(self._folder / DRAFTER)
+        return Outcome(ending, self._step, self._first, best, steps, served, self._speed)
 
     def _loop(self, interrupt: Interrupt) -> Ending:
-        settings = self._settings
-        if self._best["step"] < 0:
-            self._measure()
-            self._save()
-        while self._step < settings.steps:
-            if settings.patience and self._best["misses"] >= settings.patience:
+        settings, saved = self._settings, time.monotonic()
+        while True:
+            if self._step != self._measured and self._is_due():
+                try:
+                    measured = self._measure(interrupt)
+                finally:  # a folder that takes no drafter any more costs no step
+                    self._save()
+                if not measured:
+                    return Ending.INTERRUPTED
+                saved = time.monotonic()
+            elif time.monotonic() - saved >= _SECONDS_BETWEEN_CHECKPOINTS:
+                self._save()
+                saved = time.monotonic()
+            if self._step == settings.steps:
+                return Ending.DONE
+            if settings.patience and self._misses >= settings.patience:
                 return Ending.EARLY
             if not self._one_step(interrupt):
                 self._save()
                 return Ending.INTERRUPTED
-            if self._step % settings.eval_every == 0 or self._step == settings.steps:
-                self._measure()
-                self._save()
-        return Ending.DONE
+
+    def _is_due(self) -> bool:
+        """Whether this many steps are to be measured."""
+        return self._step % self._settings.eval_every == 0 or self._step == self._settings.steps
 
     def _one_step(self, interrupt: Interrupt) -> bool:
         """One optimiser step. False, and no change, if the user wants to stop."""
-        settings, before = self._settings, self._sampler.state
+        settings, before, random = self._settings, self._sampler.state, torch.get_rng_state()
         begun, target_before = time.perf_counter(), self._sources.target.seconds
         rate = learning_rate(self._step, settings)
         self._optimiser.zero_grad(set_to_none=True)
         losses, rows, tokens, alpha, agreement = 0.0, 0, 0, 0.0, 0.0
+        taken: list[torch.Tensor] = []
         for _ in range(settings.accumulate):
             if interrupt.asked:
                 self._sampler.restore(before)
+                torch.set_rng_state(random)
                 return False
-            which = self._sampler.next(settings.batch_windows)
-            batch = self._batch(self._sources.data.train, self._sources.train, which)
+            taken.append(self._sampler.next(settings.batch_windows))
+            batch = self._batch(taken[-1])
             found = self._kind.loss(batch)
-            self._check(found.value, which)
+            if not math.isfinite(float(found.value.detach())):
+                self._fail(f"the loss is {float(found.value.detach())}", taken[-1])
             (found.value / settings.accumulate).backward()  # type: ignore[no-untyped-call]
             losses += float(found.value.detach()) / settings.accumulate
             rows, tokens = rows + found.rows, tokens + batch.windows.num_tokens
@@ -216,7 +209,7 @@ class Trainer:
             agreement += found.agreement / settings.accumulate
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, settings.clip))
         if not math.isfinite(norm):
-            self._fail(f"the gradient's length is {norm}", which)
+            self._fail(f"the gradient's length is {norm}", torch.cat(taken))
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         self._optimiser.step()
@@ -229,34 +222,36 @@ class Trainer:
             self._notify(step_line(line, settings.steps, self._speed))
         return True
 
-    def _batch(self, windows: Windows, states: StateSource, which: torch.Tensor) -> Batch:
-        chosen = windows[which]
-        return Batch(chosen, states.states(chosen, which), self._sources.target, states.said(chosen, which))
+    def _batch(self, which: torch.Tensor) -> Batch:
+        return batch_of(self._sources.target, self._sources.data.train, self._sources.train, which)
 
-    def _measure(self) -> None:
-        """Acceptance on held-out text of the weights as they would be stored; the best are, as the drafter to serve."""
-        with rounded(self._kind.module, SAVED_AS[self._settings.save_dtype]):
-            self._measure_rounded()
+    def _measure(self, interrupt: Interrupt) -> bool:
+        """Acceptance on held-out text of the weights as they would be stored; of every drafter the best are.
 
-    def _measure_rounded(self) -> None:
-        windows = self._sources.data.valid
-        tallies: dict[str, Tally] = {}
-        for which in torch.split(_spread(len(windows), self._settings.eval_windows), self._settings.batch_windows):
-            batch = self._batch(windows, self._sources.valid, which)
-            for name, chains in self._kind.chains(batch).items():
-                tallies.setdefault(name, Tally(self._settings.chain)).add(chains)
-        found = {name: tally.result() for name, tally in tallies.items()}
+        Returns:
+            False, and nothing is changed, if the user wants to stop.
+        """
+        dtype = SAVED_AS[self._settings.save_dtype]
+        sources = self._sources
+        with rounded(self._kind.module, dtype):
+            found = measure(
+                self._kind, sources.target, sources.data.valid, sources.valid, self._settings, lambda: interrupt.asked
+            )
+            if found is None:
+                return False
+            scores = {name: item.greedy_length + item.sampled_length for name, item in found.items()}
+            better = {name for name in found if name not in self._best or scores[name] > self._best[name]["score"]}
+            if better:
+                self._kind.save(self._folder / DRAFTER, dtype, better)
         self._first = self._first or found
         self._curves.add({"step": self._step, "valid": {name: asdict(item) for name, item in found.items()}})
         for line in measured_lines(self._step, found):
             self._notify(line)
-        score = sum(item.greedy_length + item.sampled_length for item in found.values()) / max(1, len(found))
-        if score > self._best["score"]:
-            self._served = self._kind.save(self._folder / DRAFTER, SAVED_AS[self._settings.save_dtype])
-            kept = {name: asdict(item) for name, item in found.items()}
-            self._best = {"step": self._step, "score": score, "acceptance": kept, "misses": 0}
-        else:
-            self._best["misses"] += 1
+        for name in better:
+            self._best[name] = {"step": self._step, "score": scores[name], "acceptance": asdict(found[name])}
+        self._misses = 0 if better else self._misses + 1
+        self._measured = self._step
+        return True
 
     def _save(self) -> None:
         write_checkpoint(
@@ -264,26 +259,25 @@ class Trainer:
             {
                 "target": self._identity.as_dict(),
                 "match": self._must_match(),
+                "data": self._digest,
                 "module": self._kind.module.state_dict(),
                 "optimiser": self._optimiser.state_dict(),
                 "sampler": self._sampler.state,
                 "random": torch.get_rng_state(),
                 "step": self._step,
+                "measured": self._measured,
+                "misses": self._misses,
                 "best": self._best,
                 "first": {name: asdict(item) for name, item in self._first.items()},
-                "served": self._served,
             },
         )
 
     def _must_match(self) -> dict[str, Any]:
         settings = asdict(self._settings)
         data = self._sources.data
-        shape = {"windows": len(data.train), "window": data.train.width, "texts": self._digest}
+        texts = hashlib.sha256(data.train.ids.numpy().tobytes()).hexdigest()
+        shape = {"windows": len(data.train), "window": data.train.width, "texts": texts}
         return {**self._kind.describe(), **{name: settings[name] for name in _SAME_ON_RESUME}, **shape}
-
-    def _check(self, loss: torch.Tensor, which: torch.Tensor) -> None:
-        if not math.isfinite(float(loss.detach())):
-            self._fail(f"the loss is {float(loss.detach())}", which)
 
     def _fail(self, what: str, which: torch.Tensor) -> None:
         """Stops for good, and leaves behind what made it stop."""
@@ -299,12 +293,6 @@ class Trainer:
         )
 
 
-def _spread(count: int, most: int) -> torch.Tensor:
-    """At most `most` of the numbers 0 .. count - 1, at even distances: windows come in the order of their sources."""
-    chosen = torch.linspace(0, count - 1, min(count, most), dtype=torch.float64, device="cpu")
-    return chosen.round().long()
-
-
 def _groups(module: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
     """Matrices decay, vectors (norms and biases) do not."""
     parameters = [item for item in module.parameters() if item.requires_grad]
@@ -312,6 +300,12 @@ def _groups(module: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
     vectors = [item for item in parameters if item.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def _digest(data: TrainingData) -> str:
+    """Hash of all that a run reads."""
+    parts = [part for windows in (data.train, data.valid) for part in (windows.ids, windows.pieces, windows.labels)]
+    return hashlib.sha256(b"".join(hashlib.sha256(part.numpy().tobytes()).digest() for part in parts)).hexdigest()
 
 
 def _tuples(item: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 
 from outpace.train.data.packing import Windows
 
-__all__ = ["SomeTokens", "draft_vocabulary", "some_tokens"]
+__all__ = ["SomeTokens", "covered", "draft_vocabulary", "some_tokens"]
 
 
 class SomeTokens(NamedTuple):
@@ -40,6 +40,12 @@ def draft_vocabulary(windows: Windows, size: int, vocab_size: int, always: froze
     counts[[token for token in always if token < vocab_size]] = int(counts.sum()) + 1
     order = torch.sort(counts, descending=True, stable=True).indices
     return order[:size].sort().values
+
+
+def covered(windows: Windows, ids: torch.Tensor) -> float:
+    """The share of the tokens to be predicted that are among `ids` [D]: the most that a head can have right."""
+    said = windows.ids[windows.labels]
+    return float(torch.isin(said, ids).float().mean()) if len(said) else 0.0
 
 
 def some_tokens(common: torch.Tensor, vocab_size: int) -> SomeTokens:

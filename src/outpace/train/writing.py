@@ -15,7 +15,7 @@ from outpace.models.files import format_bytes
 __all__ = ["make_folder", "write_bytes", "write_json"]
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
     """Replaces a file by one with this content. What was there stays until the new one is safely on disk.
 
     Raises:
@@ -28,6 +28,8 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _flush_folder(path.parent)
+        _clear(path)
     except OSError as error:
         raise OutpaceError(_message(path, len(content), error)) from error
     finally:
@@ -53,8 +55,29 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def _flush_folder(folder: Path) -> None:
+    """Makes sure that the new name is on disk as well; systems that cannot do that are left alone."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _clear(path: Path) -> None:
+    """Takes away what processes that were killed while they wrote this file have left."""
+    for left in path.parent.glob(f".{path.name}.*.new"):
+        number = left.name.rsplit(".", 2)[1]
+        if Path("/proc/self").exists() and number.isdigit() and not Path(f"/proc/{number}").exists():
+            left.unlink(missing_ok=True)
+
+
 def _message(path: Path, size: int, error: OSError) -> str:
     kept = "; what was there before is untouched" if path.exists() else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full: {path} needs {format_bytes(size)}{kept}. Make room, then go on with --resume"
+        return (
+            f"the disk is full: {path} needs {format_bytes(size)}{kept}. Make room, then go on: with --resume if it is "
+            "a run, else the same command"
+        )
     return f"{path} cannot be written: {error.strerror}{kept}"

@@ -93,9 +93,9 @@ def pack_documents(documents: Iterable[Document], width: int) -> Windows:
         for number, which in enumerate(chosen):
             piece = pieces[which]
             here = slice(begin, begin + len(piece.ids))
-            ids[row, here] = torch.tensor(piece.ids, dtype=torch.int64, device="cpu")
+            ids[row, here] = torch.tensor(list(piece.ids), dtype=torch.int64, device="cpu")
             numbers[row, here] = number
-            labels[row, here] = torch.tensor(piece.labels, dtype=torch.bool, device="cpu")
+            labels[row, here] = torch.tensor(list(piece.labels), dtype=torch.bool, device="cpu")
             begin = here.stop
     return Windows(ids, numbers, labels)
 

@@ -15,13 +15,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from outpace.errors import BadInput, CheckpointError
+from outpace.errors import BadInput, CheckpointError, OutpaceError
 from outpace.models.checkpoint import first_line, read_json
 from outpace.train.data.packing import NOTHING, Windows
 from outpace.train.identity import Identity
 from outpace.train.writing import make_folder, write_bytes, write_json
 
-__all__ = ["BYTES_PER_TOKEN", "TrainingData", "read_data", "write_data"]
+__all__ = ["BYTES_PER_TOKEN", "TrainingData", "forget_data", "holds_data", "read_data", "write_data"]
 
 BYTES_PER_TOKEN = 9
 """On disk."""
@@ -59,6 +59,7 @@ def write_data(folder: Path, train: Windows, valid: Windows, target: Identity, s
             "needed, one of them to measure on; give more text, or shorter windows (--window)"
         )
     make_folder(folder)
+    forget_data(folder)
     splits = {name: _write_split(folder, name, windows) for name, windows in (("train", train), ("valid", valid))}
     index = {
         "format": _FORMAT,
@@ -71,6 +72,27 @@ def write_data(folder: Path, train: Windows, valid: Windows, target: Identity, s
     return TrainingData(train, valid, index)
 
 
+def holds_data(folder: Path) -> bool:
+    """Whether there is data that was written to its end."""
+    return (folder / _INDEX).is_file()
+
+
+def forget_data(folder: Path) -> None:
+    """Takes away what `write_data` wrote, its index first: windows of two writings must not be mixed.
+
+    Raises:
+        OutpaceError: it cannot be taken away.
+    """
+    shards = [path for split in ("train", "valid") for path in folder.glob(f"{split}-*.safetensors")]
+    for path in (folder / _INDEX, *shards):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutpaceError(
+                f"{path} cannot be replaced: {error.strerror}; name another folder with --out"
+            ) from error
+
+
 def read_data(folder: Path, target: Identity) -> TrainingData:
     """Reads what `write_data` wrote.
 
@@ -78,7 +100,7 @@ def read_data(folder: Path, target: Identity) -> TrainingData:
         BadInput: there is none.
         CheckpointError: it was tokenised for another model, or a file is missing or damaged.
     """
-    if not (folder / _INDEX).is_file():
+    if not holds_data(folder):
         raise BadInput(f"{folder} holds no training data ({_INDEX} is missing): make some with `outpace train data`")
     index = read_json(folder / _INDEX)
     if index.get("format") != _FORMAT:
@@ -117,6 +139,8 @@ def _write_split(folder: Path, name: str, windows: Windows) -> dict[str, Any]:
 
 def _read_split(folder: Path, shards: list[str]) -> Windows:
     parts = [_read_shard(folder / name) for name in shards]
+    if not parts:
+        raise IndexError("a split without shards")
     return Windows(*(torch.cat([part[at] for part in parts]) for at in range(3)))
 
 

@@ -22,7 +22,7 @@ from outpace.train.data.builtin import builtin_prompts
 from outpace.train.data.recorded import PATTERN, header_of, lines_of
 from outpace.train.identity import Identity
 
-__all__ = ["Conversation", "read_prompts", "read_records", "read_texts"]
+__all__ = ["Conversation", "lasting_source", "read_prompts", "read_records", "read_texts"]
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages: {"role": ..., "content": ...} each."""
@@ -30,6 +30,8 @@ Conversation = Sequence[Mapping[str, Any]]
 _TEXT_KINDS = frozenset(
     (".py", ".md", ".txt", ".rst", ".html", ".js", ".ts", ".go", ".rs", ".c", ".h", ".java", ".json", "")
 )
+_BUILT_IN = {"prompts": ("builtin",), "text": ("stdlib", "docs")}
+_HUB = "datasets:"
 _LONGEST_FILE = 1 << 20
 _LEFT_OUT = frozenset(("site-packages", "test", "tests", "idle_test"))
 """Folders of the standard library: other people's, and tests, which are more than half of it and much alike."""
@@ -38,6 +40,19 @@ _ABOUT_RIGHTS = re.compile(r"(copyright|licen[cs]e|copying|changelog)", re.IGNOR
 _PLAIN = ("prompt", "instruction", "question", "query", "input", "text")
 _TALKS = ("messages", "conversations", "conversation")
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+
+
+def lasting_source(kind: str, source: str) -> str:
+    """The same source by a name that means it from any folder.
+
+    Args:
+        kind: prompts, text or records.
+        source: as above.
+    """
+    path = Path(source).expanduser()
+    if source in _BUILT_IN.get(kind, ()) or source.startswith(_HUB) or not path.exists():
+        return source
+    return str(path.resolve())
 
 
 def read_prompts(sources: Sequence[str], count: int, seed: int) -> Iterator[Conversation]:
@@ -106,7 +121,7 @@ def _prompts_of(source: str, count: int, seed: int) -> Iterator[Conversation]:
     if source == "builtin":
         yield from ([{"role": "user", "content": text}] for text in builtin_prompts(count, seed))
         return
-    if source.startswith("datasets:"):
+    if source.startswith(_HUB):
         yield from _from_hub(source)
         return
     for path in _json_files(source):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +45,7 @@ class Material:
         vocab_size: ids the target's tokenizer knows.
         loss: kl, tv, lk or nla.
         chain: draft length at which acceptance is measured.
+        name: of the target, as `models.resolve.lasting_name` gives it: what others find it by.
     """
 
     files: LoadedFiles
@@ -52,6 +53,7 @@ class Material:
     vocab_size: int
     loss: str
     chain: int
+    name: str
 
     def weight(self, name: str) -> torch.Tensor:
         """One of the target's tensors, a copy in float32."""
@@ -83,13 +85,20 @@ class Kind(Protocol):
         """What the target would keep, by the name of each drafter in training."""
         ...
 
-    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, str]:
-        """Writes what the engine serves. Returns how to serve it: {name: speculative config as JSON}.
+    def save(
+        self, folder: Path, dtype: torch.dtype = torch.float32, only: Collection[str] | None = None
+    ) -> dict[str, str]:
+        """Writes what the engine serves. Returns `served` of the folder.
 
         Args:
             folder: to be made or written over.
             dtype: of the weights in the file.
+            only: names of the drafters to be written, as `chains` has them; None for all.
         """
+        ...
+
+    def served(self, folder: Path) -> dict[str, str]:
+        """How to serve what was written to a folder: {name: speculative config as JSON}."""
         ...
 
 

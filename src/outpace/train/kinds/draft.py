@@ -6,7 +6,7 @@ What is written is an ordinary checkpoint, with the target's tokenizer, that any
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,9 @@ class Draft:
         found, rows = self._judge("tv", batch)
         return {"draft": chains_of_rows(found.agrees, found.alpha, follows(rows), self._material.chain)}
 
-    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, str]:
+    def save(
+        self, folder: Path, dtype: torch.dtype = torch.float32, only: Collection[str] | None = None
+    ) -> dict[str, str]:
         files = self._material.files
         make_folder(folder)
         for name in _TOKENIZER_FILES:
@@ -118,6 +120,9 @@ class Draft:
                 write_bytes(folder / name, (files.folder / name).read_bytes())
         write_bytes(folder / "model.safetensors", save(stored_weights(self._model, dtype), {"format": "pt"}))
         write_json(folder / "config.json", _config(files.config, self._shape, dtype))
+        return self.served(folder)
+
+    def served(self, folder: Path) -> dict[str, str]:
         return {"draft": json.dumps({"method": "draft_model", "model": str(folder)})}
 
     def _judge(self, loss: str, batch: Batch) -> tuple[HeadLoss, torch.Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,17 @@ from outpace.train.rounding import stored_weights
 from outpace.train.target import Batch
 from outpace.train.teacher import PartOfHead, SubsetTeacher
 
-__all__ = ["Eagle3", "Eagle3Options", "aux_layers", "thinned"]
+__all__ = [
+    "LEAST_SHARE",
+    "Eagle3",
+    "Eagle3Options",
+    "aux_layers",
+    "head_config",
+    "thinned",
+]
 
 
-_LEAST_SHARE = 0.25
+LEAST_SHARE = 0.25
 """Of the rows, what a step of training looks at at least."""
 
 
@@ -76,6 +83,27 @@ def aux_layers(num_layers: int) -> tuple[int, int, int]:
     if num_layers < 4:
         raise InvalidParameter(f"an EAGLE-3 head reads three states, and needs a model of 4 layers, not {num_layers}")
     return 1, num_layers // 2, num_layers - 1
+
+
+def head_config(shape: DecoderConfig, size: int, options: Eagle3Options) -> Eagle3Config:
+    """What a head for this target is.
+
+    Args:
+        shape: of the target.
+        size: tokens it can guess.
+        options: of these heads.
+
+    Raises:
+        InvalidParameter: the target has too few layers.
+    """
+    layers = aux_layers(shape.num_layers)
+    return Eagle3Config(
+        layer=_layer_shape(shape),
+        target_hidden_size=shape.hidden_size,
+        draft_vocab_size=size,
+        aux_layers=None if layers == default_aux_layers(shape.num_layers) else layers,
+        shares_target_head=not options.train_head,
+    )
 
 
 class Eagle3:
@@ -141,20 +169,19 @@ class Eagle3:
             agrees[at, step], alpha[at, step], exists[at, step] = found.agrees, found.alpha, True
         return {"eagle3": Chains(agrees, alpha, exists, follows(rows))}
 
-    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, str]:
+    def save(
+        self, folder: Path, dtype: torch.dtype = torch.float32, only: Collection[str] | None = None
+    ) -> dict[str, str]:
         material = self._material
-        config = Eagle3Config(
-            layer=self._layer,
-            target_hidden_size=material.shape.hidden_size,
-            draft_vocab_size=len(self._ids),
-            aux_layers=None if self._aux_layers == default_aux_layers(material.shape.num_layers) else self._aux_layers,
-            shares_target_head=not self._options.train_head,
-        )
+        config = head_config(material.shape, len(self._ids), self._options)
         tensors = stored_weights(self._head, dtype)
         if config.is_pruned:
             tensors["d2t"] = offsets_of(self._ids)
         architectures = tuple(map(str, material.files.config.get("architectures") or ()))
-        save_eagle3(folder, config, tensors, verifier=Verifier(material.files.label, architectures))
+        save_eagle3(folder, config, tensors, verifier=Verifier(material.name, architectures))
+        return self.served(folder)
+
+    def served(self, folder: Path) -> dict[str, str]:
         return {"eagle3": json.dumps({"method": "eagle3", "model": str(folder)})}
 
     def _rows(self) -> torch.Tensor:
@@ -210,7 +237,7 @@ def thinned(rows: torch.Tensor, steps: int, share: float) -> list[torch.Tensor]:
     chosen = []
     for step in range(steps):
         there = _starts(rows, step)
-        chosen.append(there[ranks[there] < max(_LEAST_SHARE, share**step)])
+        chosen.append(there[ranks[there] < max(LEAST_SHARE, share**step)])
     return chosen
 
 

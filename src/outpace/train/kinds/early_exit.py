@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +125,13 @@ class EarlyExit:
             result[f"exit {layer}"] = chains_of_rows(found.agrees, found.alpha, behind, self._material.chain)
         return result
 
-    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, str]:
-        served = {}
+    def save(
+        self, folder: Path, dtype: torch.dtype = torch.float32, only: Collection[str] | None = None
+    ) -> dict[str, str]:
         for layer, block in self._blocks.items():
-            place = make_folder(folder / f"exit-{layer}" if len(self._blocks) > 1 else folder)
+            if only is not None and f"exit {layer}" not in only:
+                continue
+            place = make_folder(self._place(folder, layer))
             write_bytes(place / "model.safetensors", save(stored_weights(block, dtype)))
             write_json(
                 place / "config.json",
@@ -139,8 +142,16 @@ class EarlyExit:
                     "num_hidden_layers": self._material.shape.num_layers,
                 },
             )
-            served[f"exit {layer}"] = json.dumps({"method": "early_exit", "adapter": str(place)})
-        return served
+        return self.served(folder)
+
+    def served(self, folder: Path) -> dict[str, str]:
+        return {
+            f"exit {layer}": json.dumps({"method": "early_exit", "adapter": str(self._place(folder, layer))})
+            for layer in self._exits
+        }
+
+    def _place(self, folder: Path, layer: int) -> Path:
+        return folder / f"exit-{layer}" if len(self._exits) > 1 else folder
 
     def _teacher(self, batch: Batch, rows: torch.Tensor) -> tuple[Teacher, torch.Tensor, torch.Tensor | None]:
         """The teacher of these rows, and head [D, H] and bias [D] over the same tokens."""
