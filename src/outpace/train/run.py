@@ -72,7 +72,8 @@ def make_data(
     def llm() -> LLM:
         return LLM(config, speculative="auto", notify=notify, progress=progress)
 
-    tools = Tools(source.files, Identity.of(source.files, source.shape), llm, notify, progress)
+    precision = "" if engine.quantization == "auto" else f" {engine.quantization}"
+    tools = Tools(source.files, Identity.of(source.files, source.shape), llm, notify, progress, precision)
     data = prepare_data(plan, folder, tools)
     gc.collect()  # the engine that answered holds threads and memory until it is collected
     splits = data.index["splits"]
