@@ -19,7 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outpace.build import Built
+from outpace.config import SpeculativeConfig
 from outpace.decisions import ControlReport
+from outpace.engine.engine import Engine
 from outpace.engine.outputs import RequestOutput, StreamChunk
 from outpace.engine.request import Request
 from outpace.engine_thread import EngineThread, Job
@@ -205,7 +207,50 @@ class AsyncLLM:
                     return chunk.output
         raise AssertionError("a stream ended without an output")
 
+    # Drafters.
+
+    async def replace_drafter(self, settings: SpeculativeConfig) -> None:
+        """Loads a drafter in a thread of its own, then puts it in the place of the loaded one of the same method.
+
+        Running requests go on with it and keep their tokens. If anything is raised, the old one drafts on.
+
+        Args:
+            settings: of the new drafter.
+
+        Raises:
+            OutpaceError: no drafter of this method is loaded, or the new one cannot be read, does not fit this model,
+                or would not fit into memory.
+            Unavailable: the engine was not started, or has ended.
+        """
+        self._check_loop()
+        thread, make = self._thread, self.built.make_drafter
+        if thread is None or self.failure is not None:
+            raise Unavailable(self.failure or "the engine was not started: await start() first")
+        loaded = [item.method for item in self.built.speculative]
+        if make is None or settings.method not in loaded:
+            raise InvalidParameter(
+                f"no drafter of method {settings.method!r} is loaded that could be replaced; loaded: "
+                f"{', '.join(loaded) or 'none'}"
+            )
+        new = await asyncio.to_thread(make, settings)
+
+        def put_in_place(engine: Engine) -> None:
+            engine.replace_drafter(settings.method, new.drafter, new.relative_cost)
+            self.built = self.built.with_drafter(new.settings)
+
+        await asyncio.wrap_future(thread.call(put_in_place))
+
     # Numbers.
+
+    async def memory(self) -> dict[str, int]:
+        """Bytes that target, drafters and cache hold, after the step that is under way; see `Engine.memory`.
+
+        Raises:
+            Unavailable: the engine was not started, or has ended.
+        """
+        if self._thread is None:
+            raise Unavailable("the engine was not started: await start() first")
+        return await asyncio.wrap_future(self._thread.call(Engine.memory))
 
     def load(self) -> Load:
         """How busy the engine is, as of the last step; may be called from any thread."""

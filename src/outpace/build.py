@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -38,7 +40,7 @@ from outpace.source import Notify, Progress, Source, probe_target, same_target_b
 if TYPE_CHECKING:
     from outpace.models.hf import TransformersModel
 
-__all__ = ["Built", "Notify", "Progress", "build"]
+__all__ = ["Built", "NewDrafter", "Notify", "Progress", "build"]
 
 _MOST_POSITIONS = 32768
 """Context unless max_model_len asks for more."""
@@ -46,6 +48,20 @@ _CACHE_SHARE = 0.5
 """Share of the memory left after loading that the cache may grow into unless cache_tokens says."""
 
 log = logging.getLogger(__name__)
+
+
+class NewDrafter(NamedTuple):
+    """A drafter that no engine uses yet.
+
+    Args:
+        drafter: the drafter.
+        settings: its own, resolved.
+        relative_cost: of its pass over the target's, a first guess; None if there is none.
+    """
+
+    drafter: Drafter
+    settings: SpeculativeConfig
+    relative_cost: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +81,8 @@ class Built:
         probe: whether a row's bits depend on its neighbours here.
         at_end: what is written to disk when the engine is no longer used; see `close`.
         source: the target's files; None for stand-ins.
+        make_drafter: loads a drafter for this engine beside those it has; None for stand-ins.
+        in_use: the drafters' settings as they are now, under which what was learnt is kept.
     """
 
     engine: Engine
@@ -79,6 +97,14 @@ class Built:
     probe: ProbeReport
     at_end: Sequence[Callable[[], None]] = ()
     source: Source | None = None
+    make_drafter: Callable[[SpeculativeConfig], NewDrafter] | None = None
+    in_use: list[SpeculativeConfig] = field(default_factory=list)
+
+    def with_drafter(self, settings: SpeculativeConfig) -> Built:
+        """The same with a drafter of these settings in the place of the one of the same method."""
+        used = tuple(settings if item.method == settings.method else item for item in self.speculative)
+        self.in_use[:] = used
+        return replace(self, speculative=used)
 
     def close(self) -> None:
         """Keeps what was learnt for the next time. A file that cannot be written is a line in the log, no more."""
@@ -167,7 +193,10 @@ def build(
         drafters[method], used = make(parts)
         resolved.append(used)
     controller, keep = make_controller(
-        config.speculative_control, parts.relative_costs, cache_folder() / "control", _control_key(source, resolved)
+        config.speculative_control,
+        parts.relative_costs,
+        cache_folder() / "control",
+        lambda: _control_key(source, resolved),
     )
     parts.at_end.append(keep)
     engine = Engine(
@@ -209,7 +238,21 @@ def build(
         probe=probe,
         at_end=parts.at_end,
         source=source,
+        make_drafter=partial(_another_drafter, source=source, config=config, parts=parts),
+        in_use=resolved,
     )
+
+
+def _another_drafter(item: SpeculativeConfig, *, source: Source, config: EngineConfig, parts: Parts) -> NewDrafter:
+    """Loads a drafter beside a running engine, whose weights and cache are in memory already.
+
+    Raises:
+        OutpaceError: it cannot be found, read, or held in memory, or does not go with the target.
+    """
+    beside, costs = replace(source, num_bytes=0), dict[str, float]()
+    make = PLANNERS[item.method](item, beside, replace(config, cache_tokens=None), log.info)
+    drafter, settings = make(replace(parts, relative_costs=costs, notify=log.info))
+    return NewDrafter(drafter, settings, costs.get(item.method))
 
 
 def _wanted(
@@ -268,10 +311,21 @@ def _cache_rows(config: EngineConfig, target: Decoder | TransformersModel, per_r
 def _control_key(source: Source, drafters: Sequence[SpeculativeConfig]) -> str:
     """All that times and acceptance depend on, but for the text."""
     settings = [
-        (item.method, item.model, item.quantization, item.exit_layer, item.adapter, item.rejection_sample_method)
+        (
+            *(item.method, item.model, item.quantization, item.exit_layer, item.adapter, item.rejection_sample_method),
+            *(_written_at(folder) for folder in (item.model, item.adapter) if folder is not None),
+        )
         for item in drafters
     ]
     return repr((str(source.files.folder), source.precision.describe(), settings, processor_name()))
+
+
+def _written_at(folder: str) -> int | None:
+    """When a drafter's weights were written: other ones may lie in the same folder later."""
+    try:
+        return (Path(folder).expanduser() / "model.safetensors").stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _vocabulary(files: LoadedFiles, size: int) -> ModelVocabulary:

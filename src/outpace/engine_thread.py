@@ -14,8 +14,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, TypeVar
 
 from outpace.decisions import ControlReport
 from outpace.engine.engine import Engine
@@ -25,6 +27,8 @@ from outpace.errors import OutpaceError, RequestCutOff, RequestFailed, Unavailab
 from outpace.step_report import FinishedRequest, Load, StepBooks, StepReport
 
 __all__ = ["EngineThread", "Job"]
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +100,7 @@ class EngineThread:
         self._gate = threading.Lock()
         self._ended: str | None = None
         self._open: set[Job] = set()  # all whose callers wait for mail, those in the queue included
+        self._calls: set[Future[Any]] = set()
         self._jobs: dict[int, tuple[Job, Request]] = {}
         self._books = StepBooks(engine.free_rows)
         self._finished: list[FinishedRequest] = []
@@ -131,6 +136,29 @@ class EngineThread:
     def abort(self, job: Job) -> None:
         """Ends a job before the next step. One that has ended is left alone."""
         self._commands.put(partial(self._give_up, job))
+
+    def call(self, work: Callable[[Engine], T]) -> Future[T]:
+        """Does something with the engine before its next step, in its thread: it should be quick.
+
+        Raises:
+            Unavailable: the thread has ended. The future raises it too, if it ends before.
+        """
+        future: Future[T] = Future()
+
+        def do() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work(self._engine))
+                except Exception as error:  # the caller's, and no reason to end anybody's request
+                    future.set_exception(error)
+
+        with self._gate:
+            if self._ended is not None:
+                raise Unavailable(self._ended)
+            self._calls.add(future)
+            self._commands.put(do)
+        future.add_done_callback(self._calls.discard)
+        return future
 
     def stop(self) -> None:
         """Ends the thread after the step it is in; jobs that are not finished fail. Does not wait."""
@@ -292,6 +320,9 @@ class EngineThread:
         """Takes nothing more, and lets nobody wait: all jobs fail, those still in the queue too."""
         with self._gate:
             self._ended = reason
+        for call in list(self._calls):
+            if call.set_running_or_notify_cancel():
+                call.set_exception(Unavailable(reason))
         jobs = list(self._open)
         with contextlib.suppress(_LoopGone):
             self._send([(job, error_type(reason)) for job in jobs])

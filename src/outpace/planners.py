@@ -143,6 +143,12 @@ def _plan_early_exit(item: SpeculativeConfig, target: Source, config: EngineConf
     if item.exit_layer is not None and item.exit_layer > most:
         raise InvalidParameter(f"exit_layer={item.exit_layer} is not possible: it must be in 1 to {most}")
     files = None if item.adapter is None else open_adapter(item.adapter, target.shape, item.exit_layer)
+    if files is not None:
+        require_fit(
+            f"{target.files.label} with the adapter {item.adapter}",
+            target.num_bytes + estimate_bytes(files.weights, target.precision),
+            target.cache_bytes(config),
+        )
     own = shipped_for(target.files, target.shape).early_exit if files is None and item.exit_layer is None else None
     if own is not None:
         files, item = open_adapter(str(own), target.shape, None), replace(item, adapter=str(own))

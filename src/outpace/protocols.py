@@ -421,6 +421,15 @@ class Controller(Protocol):
         """The request is gone; unknown ids are ignored."""
         ...
 
+    def forget(self, drafter: str, relative_cost: float | None = None) -> None:
+        """Another drafter goes by this name from now on: nothing that was learnt of the old one holds for it.
+
+        Args:
+            drafter: the name.
+            relative_cost: of the new one's pass over the target's, a first guess; None if there is none.
+        """
+        ...
+
     def report(self) -> ControlReport:
         """What drafts brought and cost since the start, and why nobody is drafted for where that is so."""
         ...

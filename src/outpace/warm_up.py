@@ -54,6 +54,9 @@ class _Trial:
     def release(self, request_id: int) -> None:
         self._learner.release(request_id)
 
+    def forget(self, drafter: str, relative_cost: float | None = None) -> None:
+        self._learner.forget(drafter, relative_cost)
+
     def report(self) -> ControlReport:
         return self._learner.report()
 

@@ -273,8 +273,8 @@ def test_a_bad_option_is_two_lines_and_code_2_before_anything_loads(outpace, com
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "a command is missing: generate, chat, demo, doctor, export, serve or train"),
-        (["frobnicate"], "'frobnicate' is not a command: generate, chat, demo, doctor, export, serve or train"),
+        ([], "a command is missing: generate, chat, demo, doctor, export, serve, swap or train"),
+        (["frobnicate"], "'frobnicate' is not a command: generate, chat, demo, doctor, export, serve, swap or train"),
         (["genrate", "Hi"], "'genrate' is not a command: did you mean generate?"),
     ],
 )

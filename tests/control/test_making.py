@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from outpace.control.controller import AdaptiveController
@@ -16,19 +17,19 @@ def steps(controller: AdaptiveController, count: int) -> None:
 
 
 def test_numbers_survive_under_their_key(tmp_path: Path) -> None:
-    first, keep = make_controller("adaptive", {}, tmp_path / "control", "this")
+    first, keep = make_controller("adaptive", {}, tmp_path / "control", lambda: "this")
     assert isinstance(first, AdaptiveController)
     steps(first, 60)
     keep()
     for key, known in (("this", True), ("another", False)):
-        again, _ = make_controller("adaptive", {}, tmp_path / "control", key)
+        again, _ = make_controller("adaptive", {}, tmp_path / "control", partial(str, key))
         assert isinstance(again, AdaptiveController)
         table = again.knowledge.target.tables.get(1)
         assert (table is not None and abs(table.seconds(1) - 0.5) < 0.05) is known
 
 
 def test_a_few_steps_are_not_worth_a_file(tmp_path: Path) -> None:
-    controller, keep = make_controller("adaptive", {}, tmp_path / "control", "this")
+    controller, keep = make_controller("adaptive", {}, tmp_path / "control", lambda: "this")
     assert isinstance(controller, AdaptiveController)
     steps(controller, 5)
     keep()
@@ -36,6 +37,6 @@ def test_a_few_steps_are_not_worth_a_file(tmp_path: Path) -> None:
 
 
 def test_fixed_keeps_nothing(tmp_path: Path) -> None:
-    controller, keep = make_controller("fixed", {}, tmp_path / "control", "this")
+    controller, keep = make_controller("fixed", {}, tmp_path / "control", lambda: "this")
     keep()
     assert isinstance(controller, FixedController) and not (tmp_path / "control").exists()

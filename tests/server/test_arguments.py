@@ -53,11 +53,12 @@ def test_every_option_of_the_server_reaches_its_field(tmp_path: Path) -> None:
         "--chat-template", str(template), "--seed", "-7", "--tool-call-parser", "hermes", "--reasoning-parser",
         "deepseek_r1", "--drain-seconds", "2.5", "--root-path", "/p", "--enable-log-requests", "--generation-config",
         "vllm", "--override-generation-config", '{"temperature": 0.5, "max_new_tokens": 7}',
-        "--record", str(tmp_path / "r"), "--record-max-bytes", "2m",
+        "--record", str(tmp_path / "r"), "--record-max-bytes", "2m", "--swap-drafters-from", str(tmp_path),
     ).server  # fmt: skip
     assert found == ServerSettings(
         record=str(tmp_path / "r"),
         record_max_bytes=2_000_000,
+        swap_drafters_from=str(tmp_path),
         host="::1",
         port=0,
         api_keys=("a", "b"),

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 import outpace
-from outpace.cli import chat, demo, doctor, export, generate, train
+from outpace.cli import chat, demo, doctor, export, generate, swap, train
 from outpace.cli.backend import Backend
 from outpace.cli.options import (
     Parser,
@@ -20,7 +20,7 @@ from outpace.errors import BadInput
 
 __all__ = ["run_command"]
 
-_COMMANDS = ("generate", "chat", "demo", "doctor", "export", "serve", "train")
+_COMMANDS = ("generate", "chat", "demo", "doctor", "export", "serve", "swap", "train")
 _MODEL_DEFAULTS = "What is left out follows the model's generation config, else temperature 0 and at most 512 tokens."
 _DEMO_DEFAULTS = "Temperature 0, seed 0 and each task's own length, unless given."
 
@@ -41,7 +41,7 @@ def run_command(arguments: Sequence[str], backend: Backend | None) -> int:
         # It reads its own command line, which is vLLM's; imported here, because nothing else needs it.
         served: int = import_module("outpace.cli.serve").run(arguments[1:])
         return served
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(train.with_kind(arguments))
     code: int = options.run(options, backend or Backend())
     return code
 
@@ -100,6 +100,8 @@ def _parser() -> Parser:
 
     command = _command(commands, "export", "write an EAGLE-3 head as another engine reads it", export.run)
     export.add_arguments(command)
+    command = _command(commands, "swap", "put a better drafter into a server that is running", swap.run)
+    swap.add_arguments(command)
     commands.add_parser("serve", help="serve a model over OpenAI's HTTP interface")
     return parser
 

@@ -213,6 +213,12 @@ class AdaptiveController:
         """Forgets a request."""
         self.knowledge.requests.release(request_id)
 
+    def forget(self, drafter: str, relative_cost: float | None = None) -> None:
+        """Begins anew with a drafter. What was counted of the old one stays in the reports."""
+        self.knowledge.forget(drafter, relative_cost)
+        self._trying.forget(drafter)
+        self._learning.tally(drafter).prospect = None
+
     def report(self) -> ControlReport:
         """Counts since the start."""
         return self._learning.report()

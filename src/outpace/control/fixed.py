@@ -71,6 +71,9 @@ class FixedController:
     def release(self, request_id: int) -> None:
         """Nothing is known of requests."""
 
+    def forget(self, drafter: str, relative_cost: float | None = None) -> None:
+        """Nothing was learnt."""
+
     def report(self) -> ControlReport:
         """Counts since the start; nothing was expected or predicted."""
         drafters = {name: tally.report(name) for name, tally in self._tallies.items()}

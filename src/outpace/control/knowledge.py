@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outpace.control.acceptance import Correction, DrafterAcceptance
 from outpace.control.branches import Ranked, ranked
@@ -50,6 +50,17 @@ class Knowledge:
         self.acceptances: dict[str, DrafterAcceptance] = {}
         self.branches: dict[str, BranchGain] = {}
         self.requests = Requests()
+
+    def forget(self, drafter: str, relative_cost: float | None) -> None:
+        """Another drafter goes by this name; `relative_cost` is the first guess of its cost, if there is one."""
+        costs = {name: cost for name, cost in self.settings.relative_costs.items() if name != drafter}
+        if relative_cost is not None:
+            costs[drafter] = relative_cost
+        self.settings = replace(self.settings, relative_costs=costs)
+        self.draft_costs.pop(drafter, None)
+        self.acceptances.pop(drafter, None)
+        self.branches.pop(drafter, None)
+        self.requests.forget(drafter)
 
     def costs(self, drafter: str) -> DraftCosts:
         found = self.draft_costs.get(drafter)

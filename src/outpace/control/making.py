@@ -20,7 +20,10 @@ _FORCED = 0.95
 
 
 def make_controller(
-    control: str, relative_costs: Mapping[str, float], folder: Path | None = None, key: str = ""
+    control: str,
+    relative_costs: Mapping[str, float],
+    folder: Path | None = None,
+    key: Callable[[], str] = str,
 ) -> tuple[Controller, Callable[[], None]]:
     """The controller for `EngineConfig.speculative_control`, and what keeps what it has learnt.
 
@@ -28,7 +31,7 @@ def make_controller(
         control: "adaptive" or "fixed".
         relative_costs: see `ControlSettings`.
         folder: where numbers are kept from one run to the next; None: nowhere.
-        key: all that they depend on.
+        key: gives all that they depend on, as of now: drafters may be replaced before they are kept.
     """
     if control == "fixed":
         return FixedController(), _nothing
@@ -37,12 +40,12 @@ def make_controller(
     controller = AdaptiveController(settings, knowledge)
     if folder is None:
         return controller, _nothing
-    memory.load(knowledge, folder, key)
+    memory.load(knowledge, folder, key())
     place = folder
 
     def keep() -> None:
         if controller.report().steps >= _WORTH_KEEPING:
-            memory.save(knowledge, place, key)
+            memory.save(knowledge, place, key())
 
     return controller, keep
 

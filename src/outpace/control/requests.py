@@ -73,5 +73,12 @@ class Requests:
         state = self._states.get(request_id)
         return None if state is None else state.corrections.get(drafter)
 
+    def forget(self, drafter: str) -> None:
+        """Nobody remembers anything of a drafter."""
+        for state in self._states.values():
+            state.corrections.pop(drafter, None)
+            state.paces.pop(drafter, None)
+            state.branches.pop(drafter, None)
+
     def release(self, request_id: int) -> None:
         self._states.pop(request_id, None)

@@ -44,6 +44,10 @@ class Trying:
         pace.tried(self.now, success)
         self._intervals[drafter] = pace.interval
 
+    def forget(self, drafter: str) -> None:
+        """It is tried as often as a new one."""
+        self._intervals.pop(drafter, None)
+
     def drafted(self, request_id: int, drafter: str) -> None:
         """It was asked because that seemed to pay; when it does no more, it is tried again soon at first."""
         self.pace(request_id, drafter).restart(self.now)

@@ -47,7 +47,16 @@ class Drafting:
         self._verification = dict(verification)
         self._trees = trees
         self._started: set[int] = set()
-        self.aux_layers = tuple(sorted({layer for d in self.drafters.values() for layer in d.needs.aux_layers}))
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose entering states somebody observes, ascending."""
+        return tuple(sorted({layer for d in self.drafters.values() for layer in d.needs.aux_layers}))
+
+    @property
+    def every_row(self) -> list[str]:
+        """Names of drafters that must observe all rows of a prompt."""
+        return [name for name, drafter in self.drafters.items() if drafter.needs.every_row]
 
     @property
     def memory_bytes(self) -> int:

@@ -28,7 +28,7 @@ from outpace.engine.request import Request, result_of
 from outpace.engine.scheduler import Scheduler
 from outpace.engine.steering import Steering
 from outpace.engine.verifying import Verified, verify_blocks
-from outpace.errors import OutpaceError, RequestFailed
+from outpace.errors import InvalidParameter, OutpaceError, RequestFailed
 from outpace.params import SamplingParams, SpeculationParams
 from outpace.protocols import Cache, Controller, Drafter, TargetModel, Vocabulary
 from outpace.types import ForwardResult
@@ -103,8 +103,7 @@ class Engine:
         self._weight_bytes = weight_bytes
         self._before_step = before_step
         self._num_rows = cache.free_rows
-        every_row = [name for name, drafter in drafters.items() if drafter.needs.every_row]
-        self._prefixes = Prefixes(cache, enabled=enable_prefix_caching, every_row=every_row)
+        self._prefixes = Prefixes(cache, enabled=enable_prefix_caching, every_row=self.drafting.every_row)
         self._scheduler = Scheduler(
             cache,
             self._prefixes,
@@ -159,6 +158,35 @@ class Engine:
         if self._scheduler.remove(request):
             self.drafting.release(request)
         self.steering.release(request)
+
+    def replace_drafter(self, name: str, drafter: Drafter, relative_cost: float | None = None) -> None:
+        """Puts another drafter in the place of a loaded one, between two steps.
+
+        Running requests that it drafts for get a place anew in the next step: with the rows that were computed for
+        them, or computing them again where the drafter must observe every one. No token changes by that. The old
+        drafter is let go of, and what was learnt of it is forgotten.
+
+        Args:
+            name: of the old one.
+            drafter: the new one, which nobody else uses.
+            relative_cost: of its pass over the target's, a first guess.
+
+        Raises:
+            InvalidParameter: no such drafter is loaded.
+            OutpaceError: a step is under way.
+        """
+        if self._stepping:
+            raise OutpaceError("the engine is in the middle of a step: a drafter is replaced between two")
+        if name not in self.drafting.drafters:
+            loaded = ", ".join(self.drafting.drafters) or "none"
+            raise InvalidParameter(f"drafter {name!r} cannot be replaced: loaded are {loaded}")
+        drafted = [request for request in self._scheduler.running if name in request.plan.drafters]
+        self._scheduler.recompute(drafted)
+        for request in drafted:
+            self.drafting.release(request)
+        self.drafting.drafters[name] = drafter
+        self._prefixes.observed_by(self.drafting.every_row)
+        self.steering.controller.forget(name, relative_cost)
 
     @property
     def has_work(self) -> bool:

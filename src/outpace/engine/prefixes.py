@@ -78,6 +78,10 @@ class Prefixes:
         """Kept lanes, least recently used first."""
         return self._kept.keys()
 
+    def observed_by(self, every_row: Collection[str]) -> None:
+        """Other drafters are loaded; see the arguments of the class."""
+        self._every_row = frozenset(every_row)
+
     # Looking for rows.
 
     def find(self, request: Request, running: Sequence[Request]) -> Match:

@@ -192,6 +192,15 @@ class Scheduler:
             self._preempt(self.running[-1])
         return gone
 
+    def recompute(self, requests: Sequence[Request]) -> None:
+        """Takes the lanes of some running requests away; the next step gives them back, with the rows that were kept.
+
+        Args:
+            requests: in order of arrival, as they stand in `running`.
+        """
+        for request in reversed(requests):
+            self._preempt(request)
+
     def _preempt(self, request: Request) -> None:
         """The youngest request gives back its rows and will be recomputed; it keeps its place in the queue."""
         self.running.remove(request)

@@ -9,6 +9,7 @@ import outpace
 from outpace.async_llm import AsyncLLM
 from outpace.server.chat import chat_completions
 from outpace.server.completions import completions
+from outpace.server.drafter import show_drafters, swap_drafter
 from outpace.server.errors import add_error_handlers
 from outpace.server.limits import KeyCheck
 from outpace.server.metrics import add_metrics
@@ -45,6 +46,8 @@ def create_app(llm: AsyncLLM, settings: ServerSettings, recorder: Recorder | Non
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/models", list_models, methods=["GET", "HEAD"])
     app.add_api_route("/v1/models/{name:path}", show_model, methods=["GET", "HEAD"])
+    app.add_api_route("/v1/drafter", show_drafters, methods=["GET", "HEAD"])
+    app.add_api_route("/v1/drafter", swap_drafter, methods=["POST"])
     app.add_api_route("/health", health, methods=["GET", "HEAD"])
     app.add_api_route("/version", version, methods=["GET", "HEAD"])
     app.add_api_route("/tokenize", tokenize, methods=["POST"])

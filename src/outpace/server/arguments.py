@@ -177,6 +177,7 @@ def _server_settings(
             "generation_config": _generation_config(options.get("generation_config", "auto")),
             "override_generation_config": _overrides(options.get("override_generation_config") or {}),
             "record": _absolute(options.get("record")),
+            "swap_drafters_from": _folder("--swap-drafters-from", options.get("swap_drafters_from")),
         }
     )
 
@@ -216,6 +217,18 @@ def _template(given: str | None) -> str | None:
 def _absolute(folder: str | None) -> str | None:
     """A folder as it is called wherever one stands."""
     return None if folder is None else str(Path(folder).expanduser().absolute())
+
+
+def _folder(flag: str, given: str | None) -> str | None:
+    """A folder that is there.
+
+    Raises:
+        InvalidParameter: it is not.
+    """
+    folder = _absolute(given)
+    if folder is not None and not Path(folder).is_dir():
+        raise InvalidParameter(f"{flag} {given!r} is not possible: there is no such folder")
+    return folder
 
 
 def _generation_config(given: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from outpace.refused import REFUSED
+from outpace.server.drafter import SwapRequest
 from outpace.server.fields import Refusal
 from outpace.server.requests import Body, ChatRequest, CompletionRequest, sampling_names
 from outpace.server.tokens import DetokenizeRequest, TokenizeRequest
@@ -22,7 +23,7 @@ _END = "<!-- Here the written part ends. -->"
 
 def tables() -> str:
     """What every field of every body means."""
-    parts = [_own(body) for body in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)]
+    parts = [_own(body) for body in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, SwapRequest)]
     chat, completion = set(sampling_names(ChatRequest)), set(sampling_names(CompletionRequest))
     assert chat == completion
     names = ", ".join(f"`{name}`" for name in sampling_names(ChatRequest))

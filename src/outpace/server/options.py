@@ -134,6 +134,11 @@ def _add_server_options(parser: CommandLine) -> None:
         "recorded)")  # fmt: skip
     add("--record-max-bytes", type=_count, metavar="N",
         help=f"most that these files take together; the oldest go (default: {_DEFAULTS.record_max_bytes})")  # fmt: skip
+    add(
+        "--swap-drafters-from",
+        metavar="DIR",
+        help="let `outpace swap` put drafters from folders below DIR into the running server (default: it takes none)",
+    )
     add("--config", metavar="FILE", help="a YAML file of options; those of the command line override it")
 
 

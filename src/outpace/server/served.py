@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import outpace
 from outpace.async_llm import AsyncLLM
@@ -17,6 +18,7 @@ from outpace.server.errors import ApiError
 from outpace.server.reasoning import check_reasoning, detect_reasoning
 from outpace.server.recording import Recorder
 from outpace.server.settings import ServerSettings
+from outpace.server.swapping import Swapper
 from outpace.server.tools import check_format, detect_format
 
 __all__ = ["Served", "check_template", "serve_model"]
@@ -37,6 +39,7 @@ class Served:
         fingerprint: what answers carry as `system_fingerprint`.
         longest_token: characters of the longest token in the vocabulary.
         recorder: takes finished answers; None where none are recorded.
+        swapper: takes new drafters; None where none are taken.
     """
 
     llm: AsyncLLM
@@ -49,6 +52,7 @@ class Served:
     fingerprint: str
     longest_token: int
     recorder: Recorder | None = None
+    swapper: Swapper | None = None
 
     @property
     def name(self) -> str:
@@ -102,6 +106,7 @@ def serve_model(llm: AsyncLLM, settings: ServerSettings, recorder: Recorder | No
         llm.tokenizer = llm.tokenizer.with_chat_template(settings.chat_template)
     template = "\n".join(llm.tokenizer.chat_templates.values())
     _warm_up(llm.tokenizer)
+    place = settings.swap_drafters_from
     tools, reasoning = settings.tool_call_parser, settings.reasoning_parser
     return Served(
         llm=llm,
@@ -114,6 +119,7 @@ def serve_model(llm: AsyncLLM, settings: ServerSettings, recorder: Recorder | No
         fingerprint=f"outpace-{outpace.__version__}",
         longest_token=max(map(len, llm.tokenizer.vocab), default=1),
         recorder=recorder,
+        swapper=None if place is None else Swapper(llm, Path(place), recorder),
     )
 
 

@@ -33,6 +33,7 @@ class ServerSettings:
         override_generation_config: {field of `SamplingDefaults`: value}, above either.
         record: folder to which finished answers are appended; None records nothing.
         record_max_bytes: most that its files take together, in bytes.
+        swap_drafters_from: folder below which POST /v1/drafter takes new drafters; None takes none.
     """
 
     host: str = "127.0.0.1"
@@ -54,3 +55,4 @@ class ServerSettings:
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
     record: str | None = None
     record_max_bytes: int = 10**9
+    swap_drafters_from: str | None = None

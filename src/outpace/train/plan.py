@@ -39,6 +39,7 @@ class Plan:
         preset: whose sources are taken where none is named.
         options: of this kind alone.
         tensorboard: write its files too.
+        head: the head to begin as, instead of new weights: its folder, a run's folder or a hub id.
         resume: go on with what the folder has.
         made_for: whose run it is, if it is one to go on with, as `Identity.as_dict` said it.
     """
@@ -55,6 +56,7 @@ class Plan:
     preset: str
     options: Mapping[str, Any]
     tensorboard: bool = False
+    head: str | None = None
     resume: bool = False
     made_for: Mapping[str, Any] | None = None
 
@@ -83,6 +85,7 @@ def keep_plan(plan: Plan, made_for: Mapping[str, Any]) -> None:
         "preset": plan.preset,
         "options": dict(plan.options),
         "tensorboard": plan.tensorboard,
+        "head": None if plan.head is None else lasting_name(plan.head),
     }
     write_json(plan.folder / _RUN, found)
 
@@ -114,6 +117,7 @@ def resumed(folder: Path, engine: Callable[[EngineConfig], EngineConfig]) -> Pla
             preset=found["preset"],
             options=found["options"],
             tensorboard=found["tensorboard"],
+            head=found.get("head"),
             resume=True,
             made_for=found.get("made_for"),
         )

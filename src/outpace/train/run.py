@@ -20,6 +20,7 @@ from outpace.models.native.library import prepare
 from outpace.models.resolve import lasting_name
 from outpace.models.threads import usable_cores
 from outpace.source import Notify, Progress, Source
+from outpace.train.beginning import open_beginning
 from outpace.train.data.prepare import DataPlan, Tools, prepare_data
 from outpace.train.data.shards import TrainingData, forget_data, holds_data, read_data
 from outpace.train.identity import Identity
@@ -30,10 +31,11 @@ from outpace.train.kinds.early_exit import EarlyExit, check_layers
 from outpace.train.memory import keep_freed_memory
 from outpace.train.needs import require_training_fit, training_needs
 from outpace.train.plan import Plan, keep_plan, resumed
+from outpace.train.result import write_result
 from outpace.train.settings import PRESETS, DataSettings
 from outpace.train.states import StoredStates, stored_bytes
 from outpace.train.target import StateSource, Target
-from outpace.train.trainer import CHECKPOINT, Outcome, Sources, Trainer
+from outpace.train.trainer import CHECKPOINT, DRAFTER, Outcome, Sources, Trainer
 from outpace.train.writing import make_folder
 
 __all__ = ["Plan", "make_data", "resumed", "train"]
@@ -104,13 +106,18 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     vocab_size = min(shape.vocab_size, source.files.tokenizer.vocab_size)
     name = lasting_name(plan.engine.model)
     material = Material(source.files, shape, vocab_size, plan.train.loss, plan.train.chain, name)
+    beginning = None
+    if plan.head is not None:
+        allow_pickle = plan.engine.allow_pickle
+        beginning = open_beginning(plan.kind, plan.head, shape, plan.options, allow_pickle=allow_pickle)
+        plan = replace(plan, options=beginning.options)
     _check_options(plan, shape)
     make_folder(plan.folder)
     if not plan.resume:
         keep_plan(plan, identity.as_dict())
     data = _data(plan, source, identity, vocab_size, notify, progress)
     _set_threads(plan.engine)  # the engine that answered prompts may have given cores up for the moment
-    kind = _make_kind(plan, material, data, notify)
+    kind = _make_kind(plan, material, data, notify) if beginning is None else beginning.make(material)
     prepare(notify)
     model = source.load(plan.engine, None, progress)
     assert isinstance(model, Decoder)
@@ -126,7 +133,10 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
         notify(f"going on behind step {trainer.resume()} of {plan.train.steps}")
     if plan.resume:
         keep_plan(plan, identity.as_dict())  # the model may lie elsewhere now, and it is the one
-    return trainer.run()
+    outcome = trainer.run()
+    if beginning is None or not outcome.best:
+        return outcome
+    return replace(outcome, better=write_result(plan.folder, plan.folder / DRAFTER, beginning, identity, outcome))
 
 
 def _data(

@@ -16,11 +16,24 @@ from typing import Any
 
 from outpace.errors import BadInput, CheckpointError
 
-__all__ = ["FORMAT", "HEADER", "PATTERN", "header_of", "is_header", "lines_of", "newest_header", "record_files"]
+__all__ = [
+    "FORMAT",
+    "HEADER",
+    "PATTERN",
+    "SERVED_AS",
+    "head_of",
+    "header_of",
+    "is_header",
+    "lines_of",
+    "newest_header",
+    "record_files",
+]
 
 HEADER = "outpace_records"
 """Key of the first line; its value is the number of the format."""
 FORMAT = 1
+SERVED_AS = {"eagle3": ("eagle3", "model"), "early-exit": ("early_exit", "adapter")}
+"""{kind of drafter that can be trained on: (method it is served by, setting that names its folder)}."""
 PATTERN = "answers-*.jsonl"
 """Names of the files; they sort by the time at which they were begun."""
 
@@ -92,3 +105,12 @@ def lines_of(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(value, dict):
             raise BadInput(f"{path}, line {number}: a JSON object is needed, not {line[:60]!r}")
         yield number, value
+
+
+def head_of(header: Mapping[str, Any], kind: str | None = None) -> tuple[str, str] | None:
+    """(kind, folder or hub id) of the trained drafter that a server used, of this kind if one is named; None: none."""
+    for drafter in header.get("drafters", ()):
+        for name, (method, key) in SERVED_AS.items():
+            if drafter.get("method") == method and drafter.get(key) is not None and kind in (None, name):
+                return name, str(drafter[key])
+    return None

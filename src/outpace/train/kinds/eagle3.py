@@ -36,6 +36,7 @@ __all__ = [
     "covered",
     "draft_vocabulary",
     "head_config",
+    "layer_shape",
     "thinned",
 ]
 
@@ -124,7 +125,7 @@ def head_config(shape: DecoderConfig, size: int, options: Eagle3Options) -> Eagl
     """
     layers = aux_layers(shape.num_layers)
     return Eagle3Config(
-        layer=_layer_shape(shape),
+        layer=layer_shape(shape),
         target_hidden_size=shape.hidden_size,
         draft_vocab_size=size,
         aux_layers=None if layers == default_aux_layers(shape.num_layers) else layers,
@@ -148,7 +149,7 @@ class Eagle3:
     def __init__(self, material: Material, ids: torch.Tensor, options: Eagle3Options) -> None:
         self._material, self._ids, self._options = material, ids, options
         self._aux_layers = aux_layers(material.shape.num_layers)
-        self._layer = _layer_shape(material.shape)
+        self._layer = layer_shape(material.shape)
         rows = head_weight(material)[ids]
         self._head = Eagle3Head(self._layer, material.shape.hidden_size, len(ids) if options.train_head else None)
         self._shared_rows = None if options.train_head else rows
@@ -276,7 +277,7 @@ def _starts(rows: torch.Tensor, step: int) -> torch.Tensor:
     return rows[there]
 
 
-def _layer_shape(shape: DecoderConfig) -> DecoderConfig:
+def layer_shape(shape: DecoderConfig) -> DecoderConfig:
     """A layer that every engine for these heads can run."""
     return replace(
         shape,
