@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import outpace.shipped
 from outpace import LLM, SamplingParams
 from outpace.errors import InvalidParameter
-from outpace.shipped import FOLDER, Shipped, shipped_for
+from outpace.shipped import FOLDER, Shipped, describe_target, shipped_for
 from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options
 from outpace.train.kinds.early_exit import EarlyExit
 from tests.train.tiny import ENGINE, EXIT, World, save_target
@@ -31,7 +32,7 @@ def shelf(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     world = World(model)
     place = tmp_path / "shelf" / "tiny"
     place.mkdir(parents=True)
-    (place / "target.json").write_text(json.dumps(world.identity.as_dict()))
+    (place / "target.json").write_text(json.dumps(describe_target(world.files, world.shape)))
     Eagle3(world.material, torch.arange(world.material.vocab_size), Eagle3Options()).save(place / "eagle3")
     EarlyExit(world.material, [EXIT]).save(place / "early-exit")
     monkeypatch.setattr(outpace.shipped, "FOLDER", tmp_path / "shelf")
@@ -72,6 +73,17 @@ def test_another_model_of_the_same_shape_gets_none(shelf: Path, tmp_path: Path) 
     world = World(other)
     assert shipped_for(world.files, world.shape) == Shipped()
     assert shipped_for(world.files, None) == Shipped()
+
+
+@pytest.mark.parametrize(("name", "there"), [("self_attn.q_proj", True), ("input_layernorm", False)])
+def test_a_model_is_known_by_its_norms(shelf: Path, tmp_path: Path, name: str, there: bool) -> None:
+    """Quantising matrices, or an adapter merged into them, changes the matrices alone."""
+    other = save_target(tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights[f"model.layers.0.{name}.weight"] *= 1.01
+    save_file(weights, other / "model.safetensors")
+    world = World(other)
+    assert (shipped_for(world.files, world.shape).eagle3 is not None) == there
 
 
 def test_a_model_with_one_of_both(shelf: Path, model: Path) -> None:

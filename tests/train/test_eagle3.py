@@ -15,9 +15,10 @@ from outpace.heads import Eagle3Config, open_eagle3
 from outpace.train.acceptance import Tally
 from outpace.train.data.document import Document
 from outpace.train.data.packing import Windows, pack_documents
-from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, _as_if_normed, aux_layers, draft_vocabulary, thinned
+from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, _as_if_normed, aux_layers, thinned
 from outpace.train.modules.eagle3 import Eagle3Head
 from outpace.train.rounding import rounded
+from outpace.train.vocabulary import draft_vocabulary
 from tests.train.serving import own_words, served
 from tests.train.tiny import LAYERS, World, random_windows
 

@@ -18,6 +18,8 @@ from outpace.train.data.packing import Windows, pack_documents
 from outpace.train.kinds.early_exit import EarlyExit, ExitBlock
 from outpace.train.modules.layer import Rotary, seen
 from outpace.train.rounding import rounded
+from outpace.train.states import StoredStates
+from outpace.train.target import Batch
 from outpace.types import Segment
 from tests.models.tiny_models import VARIANTS, DictWeights, reference_model, tiny_decoder, tiny_weights
 from tests.train.serving import own_words, served
@@ -85,6 +87,39 @@ def test_several_exits_are_what_each_is_alone(world: World) -> None:
     assert both.value.item() == pytest.approx((one.value.item() + other.value.item()) / 2, rel=1e-5)
     assert both.alpha == pytest.approx((one.alpha + other.alpha) / 2, rel=1e-5)
     assert both.rows == one.rows == other.rows > 20
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_loss_over_some_tokens_is_that_of_all_in_the_mean(world: World, tmp_path: Path, stored: bool) -> None:
+    """Common tokens always, others drawn: loss, acceptance and gradient come out right over many draws."""
+    windows = random_windows(2, 20, 200)
+    batch = world.batch(windows, EXIT)
+    if stored:
+        states = StoredStates(tmp_path, "train", "fp16", world.target(EXIT), world.identity)
+        states.make(windows, lambda *_: None)
+        which = torch.arange(2)
+        batch = Batch(windows, states.states(windows, which), batch.target, states.said(windows, which))
+    rows = windows.counted.flatten().nonzero().squeeze(1)
+    p = world.batch(windows).logits(rows).softmax(-1).mean(0)
+    common = p.topk(60).indices.sort().values
+    assert 0.9 < p[common].sum() < 0.95  # as in real texts, and the draws have to count
+
+    def measured(kind: EarlyExit) -> torch.Tensor:
+        kind.module.zero_grad()
+        loss = kind.loss(batch)
+        loss.value.backward()
+        name = f"exit_{EXIT}.norm.weight"
+        return torch.cat((torch.tensor([loss.value.item(), loss.alpha]), kind.module.get_parameter(name).grad))
+
+    expected = measured(EarlyExit(world.material, [EXIT]))
+    torch.manual_seed(0)
+    kind = EarlyExit(world.material, [EXIT], common=common)
+    draws = torch.stack([measured(kind) for _ in range(60)])
+    mean = draws.mean(0)
+    assert mean[:2].tolist() == pytest.approx(expected[:2].tolist(), rel=0.06)
+    assert torch.cosine_similarity(mean[2:], expected[2:], 0) > 0.97
+    assert float(mean[2:].norm() / expected[2:].norm()) == pytest.approx(1, abs=0.06)
+    assert draws[:, 0].std() > 1e-4
 
 
 def test_labels_by_hand(world: World) -> None:

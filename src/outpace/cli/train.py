@@ -114,6 +114,13 @@ def _add_kind_options(parser: Parser, kind: str) -> None:
             metavar="N",
             help="layer of the model that the network begins as (default: the last)",
         )
+        group.add_argument(
+            "--loss-vocab",
+            type=int,
+            metavar="N",
+            help="tokens the loss looks at in every step, the most frequent ones of the data, beside half as many "
+            "others drawn anew each time; 0: all tokens there are, which takes much longer (default: 8192)",
+        )
 
     if kind == "eagle3":
         group.add_argument("--unroll", type=int, metavar="N", help="tokens drafted in training (default: 4)")
@@ -296,7 +303,7 @@ def _free_name(name: str, recorded: str | None) -> str:
 
 def _kind_options(kind: str) -> tuple[str, ...]:
     return {
-        "early-exit": ("exit_layers", "init_layer"),
+        "early-exit": ("exit_layers", "init_layer", "loss_vocab"),
         "draft": ("layers", "from_scratch", "train_embedding"),
         "eagle3": ("unroll", "draft_vocab", "train_head", "decay", "row_share"),
     }[kind]

@@ -83,6 +83,7 @@ def head_loss(
     weight: torch.Tensor,
     teacher: Teacher,
     row_weights: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> HeadLoss:
     """Loss of the rows behind an output head.
 
@@ -92,11 +93,12 @@ def head_loss(
         weight: [D, H] the head's matrix; gets a gradient if it requires one.
         teacher: the target's distribution of these rows.
         row_weights: [N]; None is 1 / N each.
+        bias: [D] added to the logits, without a gradient.
     """
     if row_weights is None:
         row_weights = torch.full((len(hidden),), 1 / max(1, len(hidden)), dtype=torch.float32, device="cpu")
     found: tuple[torch.Tensor, ...] = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        kind, hidden, weight, teacher, row_weights
+        kind, hidden, weight, teacher, row_weights, bias
     )
     return HeadLoss(*found)
 
@@ -106,7 +108,13 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kind: str, hidden: torch.Tensor, weight: torch.Tensor, teacher: Teacher, row_weights: torch.Tensor
+        ctx: Any,
+        kind: str,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        teacher: Teacher,
+        row_weights: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         needs_hidden, needs_weight = ctx.needs_input_grad[1], ctx.needs_input_grad[2]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
@@ -117,7 +125,7 @@ class _HeadLoss(torch.autograd.Function):
             rows = slice(begin, min(begin + step, len(hidden)))
             p, best = teacher(rows.start, rows.stop)
             part = hidden[rows]
-            q = F.linear(part, weight).softmax(-1)
+            q = F.linear(part, weight, bias).softmax(-1)
             confidence, guess = q.max(-1)
             loss, alpha, grad = _value_and_gradient(kind, p, q, gradient=needs_hidden or needs_weight)
             losses.append((loss * row_weights[rows]).sum())
@@ -138,11 +146,10 @@ class _HeadLoss(torch.autograd.Function):
         return (total, *results)
 
     @staticmethod
-    def backward(
-        ctx: Any, scale: torch.Tensor, *_unused: torch.Tensor
-    ) -> tuple[None, torch.Tensor | None, torch.Tensor | None, None, None]:
+    def backward(ctx: Any, scale: torch.Tensor, *_unused: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight = ctx.grads
-        return None, None if hidden is None else hidden * scale, None if weight is None else weight * scale, None, None
+        grads = (None if grad is None else grad * scale for grad in (hidden, weight))
+        return None, *grads, None, None, None
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from outpace.config import EngineConfig
-from outpace.errors import BadInput, UnsupportedModel
+from outpace.errors import BadInput, InvalidParameter, UnsupportedModel
 from outpace.llm import LLM
 from outpace.models.config import DecoderConfig
 from outpace.models.decoder import Decoder
@@ -27,7 +27,7 @@ from outpace.train.data.shards import TrainingData, forget_data, holds_data, rea
 from outpace.train.identity import Identity
 from outpace.train.kinds.base import Kind, Material
 from outpace.train.kinds.draft import Draft, DraftOptions, chosen_layers
-from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, covered, draft_vocabulary
+from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers
 from outpace.train.kinds.early_exit import EarlyExit, check_layers
 from outpace.train.memory import keep_freed_memory
 from outpace.train.needs import require_training_fit, training_needs
@@ -37,10 +37,12 @@ from outpace.train.settings import PRESETS, DataSettings
 from outpace.train.states import StoredStates, stored_bytes
 from outpace.train.target import StateSource, Target
 from outpace.train.trainer import CHECKPOINT, DRAFTER, Outcome, Sources, Trainer
+from outpace.train.vocabulary import covered, draft_vocabulary
 from outpace.train.writing import make_folder
 
 __all__ = ["Plan", "make_data", "resumed", "train"]
 
+_LOSS_VOCAB = 8192
 _WORTH_STORING = 1.5
 """Rounds over the data from which on states are kept on disk by default."""
 
@@ -222,6 +224,7 @@ def _check_options(plan: Plan, shape: DecoderConfig) -> None:
     elif plan.kind == "draft":
         chosen_layers(DraftOptions(**options), shape.num_layers)
     else:
+        _loss_vocab(plan)
         check_layers(shape, options.get("exit_layers") or [_default_exit(shape)], options.get("init_layer"))
 
 
@@ -237,7 +240,22 @@ def _make_kind(plan: Plan, material: Material, data: TrainingData, notify: Notif
     if plan.kind == "draft":
         return Draft(material, DraftOptions(**options))
     exits = options.get("exit_layers") or [_default_exit(material.shape)]
-    return EarlyExit(material, exits, options.get("init_layer"))
+    return EarlyExit(material, exits, options.get("init_layer"), _common_tokens(plan, material, data))
+
+
+def _common_tokens(plan: Plan, material: Material, data: TrainingData) -> torch.Tensor | None:
+    """Tokens that the loss of an early exit looks at in every step; None: it looks at all there are."""
+    size = _loss_vocab(plan)
+    if not 0 < size < material.vocab_size // 2:
+        return None
+    return draft_vocabulary(data.train, size, material.vocab_size, material.files.eos_ids)
+
+
+def _loss_vocab(plan: Plan) -> int:
+    size: int = plan.options.get("loss_vocab", _LOSS_VOCAB)
+    if size < 0:
+        raise InvalidParameter(f"loss_vocab={size} is not possible: it must be 0 (all tokens) or more")
+    return size
 
 
 def _default_exit(shape: DecoderConfig) -> int:

@@ -67,11 +67,14 @@ class SubsetTeacher:
     Args:
         batch: windows and states.
         rows: [N] of the flattened batch, ascending.
-        ids: [D] the draft vocabulary, ascending.
+        ids: [D] the draft vocabulary, each id once.
         part: the target's norm and its output head for `ids`, which suffices where the batch knows what was said.
+        bias: [D] logarithms that probabilities are multiplied by the exponentials of.
     """
 
-    def __init__(self, batch: Batch, rows: torch.Tensor, ids: torch.Tensor, part: PartOfHead) -> None:
+    def __init__(
+        self, batch: Batch, rows: torch.Tensor, ids: torch.Tensor, part: PartOfHead, bias: torch.Tensor | None = None
+    ) -> None:
         vocab_size = batch.target.model.vocab_size
         place = torch.full((vocab_size,), -1, dtype=torch.int64, device="cpu")
         place[ids] = torch.arange(len(ids), dtype=torch.int64, device="cpu")
@@ -82,11 +85,12 @@ class SubsetTeacher:
         for some in torch.split(rows, max(1, _CHUNK // (vocab_size if batch.said is None else len(ids)))):
             if batch.said is None:
                 logits = batch.logits(some)
-                probabilities.append(logits.softmax(-1)[:, ids])
+                found = logits.softmax(-1)[:, ids]
+                probabilities.append(found if bias is None else found * bias.exp())
                 best.append(place[logits.argmax(-1)])
             else:
-                log_sum = batch.said.log_sum.flatten()[some]
-                probabilities.append((part.logits(batch.final(some)) - log_sum.unsqueeze(-1)).exp_())
+                found = part.logits(batch.final(some)) - batch.said.log_sum.flatten()[some].unsqueeze(-1)
+                probabilities.append((found if bias is None else found.add_(bias)).exp_())
                 best.append(place[batch.said.best.flatten()[some]])
         self._probabilities = (
             torch.cat(probabilities) if probabilities else torch.empty(0, len(ids), dtype=torch.float32, device="cpu")

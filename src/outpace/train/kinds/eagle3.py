@@ -33,8 +33,6 @@ __all__ = [
     "Eagle3",
     "Eagle3Options",
     "aux_layers",
-    "covered",
-    "draft_vocabulary",
     "head_config",
     "layer_shape",
     "thinned",
@@ -86,30 +84,6 @@ def aux_layers(num_layers: int) -> tuple[int, int, int]:
     if num_layers < 4:
         raise InvalidParameter(f"an EAGLE-3 head reads three states, and needs a model of 4 layers, not {num_layers}")
     return 1, num_layers // 2, num_layers - 1
-
-
-def draft_vocabulary(windows: Windows, size: int, vocab_size: int, always: frozenset[int]) -> torch.Tensor:
-    """The tokens that are said most often.
-
-    Args:
-        windows: texts; only tokens to be predicted are counted.
-        size: how many tokens are wanted.
-        vocab_size: ids there are.
-        always: ids that are in it however often they are said, as those that end an answer.
-
-    Returns:
-        [min(size, vocab_size)] int64 ids, ascending. Of tokens said equally often the lower ids.
-    """
-    counts = torch.bincount(windows.ids[windows.labels], minlength=vocab_size)[:vocab_size]
-    counts[[token for token in always if token < vocab_size]] = int(counts.sum()) + 1
-    order = torch.sort(counts, descending=True, stable=True).indices
-    return order[:size].sort().values
-
-
-def covered(windows: Windows, ids: torch.Tensor) -> float:
-    """The share of the tokens to be predicted that are among `ids` [D]: the most that a head can have right."""
-    said = windows.ids[windows.labels]
-    return float(torch.isin(said, ids).float().mean()) if len(said) else 0.0
 
 
 def head_config(shape: DecoderConfig, size: int, options: Eagle3Options) -> Eagle3Config:

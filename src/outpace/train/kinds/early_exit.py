@@ -7,6 +7,7 @@ target itself would say. Adapters at several exits learn side by side from one p
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +22,12 @@ from outpace.models.adapter import ADAPTER_TYPE
 from outpace.models.config import DecoderConfig
 from outpace.train.acceptance import Chains, chains_of_rows
 from outpace.train.kinds.base import Loss, Material, follows, head_weight
-from outpace.train.losses import head_loss
+from outpace.train.losses import Teacher, head_loss
 from outpace.train.modules.layer import DecoderLayer, RmsNorm, Rotary, seen
 from outpace.train.rounding import stored_weights
 from outpace.train.target import Batch
-from outpace.train.teacher import WholeTeacher
+from outpace.train.teacher import PartOfHead, SubsetTeacher, WholeTeacher
+from outpace.train.vocabulary import some_tokens
 from outpace.train.writing import make_folder, write_bytes, write_json
 
 __all__ = ["EarlyExit", "ExitBlock", "check_layers"]
@@ -66,17 +68,27 @@ class EarlyExit:
         material: the target.
         exits: layers they stand behind, each 1 to num_layers - 1.
         init_layer: the target's layer a block begins as; None is its last.
+        common: [C] int64 ids, ascending, of tokens that the loss looks at in every step, beside others drawn anew each
+            time: a head over a large vocabulary costs more than all else. None: it looks at all.
 
     Raises:
         InvalidParameter: there is no such layer, or an exit comes twice.
     """
 
-    def __init__(self, material: Material, exits: Sequence[int], init_layer: int | None = None) -> None:
+    def __init__(
+        self,
+        material: Material,
+        exits: Sequence[int],
+        init_layer: int | None = None,
+        common: torch.Tensor | None = None,
+    ) -> None:
         check_layers(material.shape, exits, init_layer)
         self._material, self._exits = material, tuple(exits)
         self._init = material.shape.num_layers - 1 if init_layer is None else init_layer
         self._rotary = Rotary(material.shape.rope, material.shape.head_dim)
         self._head = head_weight(material)
+        self._norm = material.weight("model.norm.weight")
+        self._common = common
         self._blocks = {layer: self._new_block() for layer in exits}
         self._module = nn.ModuleDict({f"exit_{layer}": block for layer, block in self._blocks.items()})
 
@@ -89,12 +101,14 @@ class EarlyExit:
         return self._exits
 
     def describe(self) -> Mapping[str, Any]:
-        return {"kind": "early-exit", "exits": list(self._exits), "init_layer": self._init}
+        common = None if self._common is None else hashlib.sha256(self._common.numpy().tobytes()).hexdigest()
+        return {"kind": "early-exit", "exits": list(self._exits), "init_layer": self._init, "common": common}
 
     def loss(self, batch: Batch) -> Loss:
         rows = batch.windows.counted.flatten().nonzero().squeeze(1)
-        teacher = WholeTeacher(batch, rows, shared=len(self._exits) > 1)
-        found = [head_loss(self._material.loss, out, self._head, teacher) for out in self._run(batch, rows).values()]
+        teacher, head, bias = self._teacher(batch, rows)
+        kind = self._material.loss
+        found = [head_loss(kind, out, head, teacher, bias=bias) for out in self._run(batch, rows).values()]
         value = torch.stack([item.loss for item in found]).mean()
         alpha = torch.cat([item.alpha for item in found]).mean() if len(rows) else 0.0
         agreement = torch.cat([item.agrees for item in found]).float().mean() if len(rows) else 0.0
@@ -139,6 +153,15 @@ class EarlyExit:
 
     def _place(self, folder: Path, layer: int) -> Path:
         return folder / f"exit-{layer}" if len(self._exits) > 1 else folder
+
+    def _teacher(self, batch: Batch, rows: torch.Tensor) -> tuple[Teacher, torch.Tensor, torch.Tensor | None]:
+        """The teacher of these rows, and head [D, H] and bias [D] over the same tokens."""
+        if self._common is None:
+            return WholeTeacher(batch, rows, shared=len(self._exits) > 1), self._head, None
+        ids, bias = some_tokens(self._common, len(self._head))
+        head = self._head[ids]
+        part = PartOfHead(self._norm, self._material.shape.rms_norm_eps, head)
+        return SubsetTeacher(batch, rows, ids, part, bias).of(rows), head, bias
 
     def _run(self, batch: Batch, rows: torch.Tensor) -> dict[int, torch.Tensor]:
         """{exit: [N, H] what the head takes, of these rows}."""
