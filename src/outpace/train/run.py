@@ -6,6 +6,7 @@ import gc
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +21,8 @@ from outpace.models.native.library import prepare
 from outpace.models.resolve import lasting_name
 from outpace.models.threads import usable_cores
 from outpace.source import Notify, Progress, Source
-from outpace.train.beginning import open_beginning
+from outpace.train.beginning import Beginning, open_beginning
+from outpace.train.comparing import compare, judge
 from outpace.train.data.packing import Windows
 from outpace.train.data.prepare import DataPlan, Tools, prepare_data
 from outpace.train.data.shards import TrainingData, forget_data, holds_data, read_data
@@ -31,12 +33,13 @@ from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers
 from outpace.train.kinds.early_exit import EarlyExit, check_layers
 from outpace.train.memory import keep_freed_memory
 from outpace.train.needs import require_training_fit, training_needs
+from outpace.train.outcome import Ending, Outcome
 from outpace.train.plan import Plan, keep_plan, resumed
 from outpace.train.result import write_result
 from outpace.train.settings import PRESETS, DataSettings
 from outpace.train.states import StoredStates, stored_bytes
 from outpace.train.target import StateSource, Target
-from outpace.train.trainer import CHECKPOINT, DRAFTER, Outcome, Sources, Trainer
+from outpace.train.trainer import CHECKPOINT, DRAFTER, Sources, Trainer
 from outpace.train.vocabulary import covered, draft_vocabulary
 from outpace.train.writing import make_folder
 
@@ -120,7 +123,9 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
         keep_plan(plan, identity.as_dict())
     data = _data(plan, source, identity, vocab_size, notify, progress)
     _set_threads(plan.engine)  # the engine that answered prompts may have given cores up for the moment
-    kind = _make_kind(plan, material, data, notify) if beginning is None else beginning.make(material)
+    kind = _make_kind(plan, material, data, notify, None if beginning is None else beginning.token_ids)
+    if beginning is not None:
+        beginning.load(kind)
     prepare(notify)
     model = source.load(plan.engine, None, progress)
     assert isinstance(model, Decoder)
@@ -137,9 +142,32 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
         notify(f"going on behind step {trainer.resume()} of {plan.train.steps}")
     keep_plan(plan, identity.as_dict())  # once more: the model may lie elsewhere now, and it is the one
     outcome = trainer.run()
-    if beginning is None or not outcome.best:
+    if beginning is None or outcome.ending is Ending.INTERRUPTED:
         return outcome
-    return replace(outcome, better=write_result(plan.folder, plan.folder / DRAFTER, beginning, identity, outcome))
+    return replace(outcome, better=_is_better(plan, beginning, material, kind, sources, identity, notify, progress))
+
+
+def _is_better(
+    plan: Plan,
+    beginning: Beginning,
+    material: Material,
+    kind: Kind,
+    sources: Sources,
+    identity: Identity,
+    notify: Notify,
+    progress: Progress,
+) -> bool:
+    """Whether the head that was kept is better than the one it began as; says and writes so."""
+    new = open_beginning(plan.kind, str(plan.folder / DRAFTER), material.shape, plan.options)
+    judged = []
+    for name, head in (("old", beginning), ("new", new)):
+        head.load(kind)
+        report = partial(progress, f"judging the {name} head")
+        judged.append(judge(kind, sources.target, sources.data.valid, sources.valid, plan.train.chain, report))
+    comparison = compare(*judged)
+    write_result(plan.folder, beginning, new, identity, comparison)
+    notify(comparison.describe())
+    return comparison.is_better
 
 
 def _data(
@@ -228,12 +256,17 @@ def _check_options(plan: Plan, shape: DecoderConfig) -> None:
         check_layers(shape, options.get("exit_layers") or [_default_exit(shape)], options.get("init_layer"))
 
 
-def _make_kind(plan: Plan, material: Material, data: TrainingData, notify: Notify) -> Kind:
+def _make_kind(
+    plan: Plan, material: Material, data: TrainingData, notify: Notify, token_ids: torch.Tensor | None
+) -> Kind:
+    """The kind with new weights; `token_ids` [D] are the draft vocabulary of a head that is there already."""
     torch.manual_seed(plan.train.seed)
     options = plan.options
     if plan.kind == "eagle3":
         wanted = Eagle3Options(**options)
-        ids = draft_vocabulary(data.train, wanted.draft_vocab, material.vocab_size, material.files.eos_ids)
+        ids = token_ids
+        if ids is None:
+            ids = draft_vocabulary(data.train, wanted.draft_vocab, material.vocab_size, material.files.eos_ids)
         train, valid = (covered(windows, ids) for windows in (data.train, data.valid))
         notify(f"its {len(ids):,} tokens are {train:.1%} of what is to be learnt, {valid:.1%} of what is held out")
         return Eagle3(material, ids, wanted)
