@@ -113,5 +113,13 @@ def test_as_many_answers_as_are_wanted(outpace, world: World, records: Path, tmp
                      "--model", world.engine.model, "--quantization", "none", "--threads", "1")  # fmt: skip
     assert result.code == 0, result.err
     assert "100 tokens of recorded answers are enough" in result.err
+    assert "lose the beginning" not in result.err
     splits = json.loads((tmp_path / "data" / "index.json").read_text())["splits"]
     assert sum(split["labels"] for split in splits.values()) == 5 * 20
+
+
+def test_a_window_that_is_too_short_is_said(outpace, world: World, records: Path) -> None:
+    result = outpace("train", "data", "--records", str(records), "--out", "data", "--model", world.engine.model,
+                     "--quantization", "none", "--threads", "1", "--window", "22")  # fmt: skip
+    assert result.code == 0, result.err
+    assert "12 of 12 recorded answers lose the beginning of their prompt: --window 22 is short" in result.err
