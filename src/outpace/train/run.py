@@ -23,6 +23,7 @@ from outpace.models.threads import usable_cores
 from outpace.source import Notify, Progress, Source
 from outpace.train.beginning import Beginning, open_beginning
 from outpace.train.comparing import compare, judge
+from outpace.train.data.packing import Windows
 from outpace.train.data.prepare import DataPlan, Tools, prepare_data
 from outpace.train.data.shards import TrainingData, forget_data, holds_data, read_data
 from outpace.train.identity import Identity
@@ -79,7 +80,8 @@ def make_data(
     def llm() -> LLM:
         return LLM(config, speculative="auto", notify=notify, progress=progress)
 
-    tools = Tools(source.files, Identity.of(source.files, source.shape), llm, notify, progress)
+    precision = "" if engine.quantization == "auto" else f" {engine.quantization}"
+    tools = Tools(source.files, Identity.of(source.files, source.shape), llm, notify, progress, precision)
     data = prepare_data(plan, folder, tools)
     gc.collect()  # the engine that answered holds threads and memory until it is collected
     splits = data.index["splits"]
@@ -128,6 +130,7 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     model = source.load(plan.engine, None, progress)
     assert isinstance(model, Decoder)
     target = Target(model, kind.aux_layers)
+    plan = _with_states_decided(plan, target, data)
     trained = sum(item.numel() for item in kind.module.parameters() if item.requires_grad)
     notify(
         f"training {trained / 1e6:.1f}M weights of a drafter ({plan.kind}) for {source.files.label}, {model.describe()}"
@@ -137,8 +140,7 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     trainer = Trainer(kind, sources, plan.train, plan.folder, identity, notify, tensorboard=plan.tensorboard)
     if begun:
         notify(f"going on behind step {trainer.resume()} of {plan.train.steps}")
-    if plan.resume:
-        keep_plan(plan, identity.as_dict())  # the model may lie elsewhere now, and it is the one
+    keep_plan(plan, identity.as_dict())  # once more: the model may lie elsewhere now, and it is the one
     outcome = trainer.run()
     if beginning is None or outcome.ending is Ending.INTERRUPTED:
         return outcome
@@ -206,24 +208,39 @@ def _new_data(plan: Plan, source: Source, folder: Path, notify: Notify, progress
     return make_data(plan.engine, plan.data_settings, sources, folder, notify, progress)
 
 
+def _with_states_decided(plan: Plan, target: Target, data: TrainingData) -> Plan:
+    """The plan with `states` said. Decided once for a run: states that are kept are rounded, and it would not go on to
+    the bit with others."""
+    if plan.train.states != "auto":
+        return plan
+    folder = make_folder(_states_folder(plan))
+    size = sum(_states_size("int8", target, windows) for windows in (data.train, data.valid))
+    looks = plan.train.steps * plan.train.batch_windows * plan.train.accumulate / max(1, len(data.train))
+    stored = looks >= _WORTH_STORING and shutil.disk_usage(folder).free > 2 * size
+    return replace(plan, train=replace(plan.train, states="int8" if stored else "none"))
+
+
 def _states(
     plan: Plan, target: Target, identity: Identity, data: TrainingData, split: str, notify: Notify, progress: Progress
 ) -> StateSource:
-    windows = data.train if split == "train" else data.valid
-    layers = len({*target.aux_layers, target.num_layers})
-    folder = (plan.data or plan.folder / "data") / "states"
     kind = plan.train.states
-    size = stored_bytes("int8" if kind == "auto" else kind, windows.ids.numel(), layers, target.model.hidden_size)
-    if kind == "auto":
-        looks = plan.train.steps * plan.train.batch_windows * plan.train.accumulate / max(1, len(data.train))
-        room = shutil.disk_usage(make_folder(folder.parent)).free
-        kind = "int8" if looks >= _WORTH_STORING and room > 2 * size else "none"
     if kind == "none":
         return target
-    notify(f"states of the {split} windows take {format_bytes(size)} in {folder}")
+    windows = data.train if split == "train" else data.valid
+    folder = _states_folder(plan)
+    notify(f"states of the {split} windows take {format_bytes(_states_size(kind, target, windows))} in {folder}")
     stored = StoredStates(folder, split, kind, target, identity)
     stored.make(windows, lambda done, total: progress(f"states of the {split} windows", done, total))
     return stored
+
+
+def _states_folder(plan: Plan) -> Path:
+    return (plan.data or plan.folder / "data") / "states"
+
+
+def _states_size(kind: str, target: Target, windows: Windows) -> int:
+    layers = len({*target.aux_layers, target.num_layers})
+    return stored_bytes(kind, windows.ids.numel(), layers, target.model.hidden_size)
 
 
 def _check_options(plan: Plan, shape: DecoderConfig) -> None:
