@@ -30,8 +30,9 @@ class Exit:
 
     def __init__(self, name: str, tokens: Sequence[int] = TOKENS) -> None:
         self.model = target("none")
-        self.cache: KvCache = self.model.new_cache(1, CAPACITY, CAPACITY)
+        self.cache: KvCache = self.model.new_cache(2, CAPACITY, CAPACITY)
         self.drafter: Drafter = make_drafter(name, "none", self.cache)
+        self.cache.allocate()  # so that its lane is another one than in the adapter's cache
         lane = self.cache.allocate()
         assert lane is not None and self.cache.reserve(lane, 60)
         self.lane, self.tokens = lane, list(tokens)
