@@ -24,9 +24,9 @@ import shutil
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,7 +53,10 @@ class Way:
 
 @dataclass
 class Measured:
-    """Rates of one way: {prompt id: one a round}, the gains that were expected of it, and what became of drafts."""
+    """Rates of one way: {prompt id: one a round}, the gains that were expected of it, and what became of drafts.
+
+    Of requests whose text is the same in all ways, all have as many rates.
+    """
 
     rates: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     expected: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -121,10 +124,24 @@ class Bench:
             measured.accepted += output.stats.accepted_tokens
 
 
+def without(found: Mapping[str, Measured], names: Collection[str]) -> dict[str, Measured]:
+    """Leaves out what cannot be compared: requests whose text was not the same whichever way."""
+    return {
+        way: replace(
+            measured,
+            rates={name: rates for name, rates in measured.rates.items() if name not in names},
+            expected={name: gains for name, gains in measured.expected.items() if name not in names},
+        )
+        for way, measured in found.items()
+    }
+
+
 def table_of(found: Mapping[str, Measured], tasks: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A row for every way but plain: the median ratio over requests, of all and by task."""
+    """A row for every way but plain: the median ratio over requests, of all and by task; none where nothing counts."""
     plain = found["plain"].rates
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if not plain:
+        return rows
     for way, measured in found.items():
         if way == "plain":
             continue
@@ -156,6 +173,8 @@ def gains_of(found: Mapping[str, Measured], tasks: Mapping[str, str]) -> list[di
 
 def text_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """As a table in Markdown."""
+    if not rows:
+        return f"nothing to compare: no request of {_SHORTEST} tokens or more has the same text whichever way"
     head = list(rows[0])
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
     for row in rows:
@@ -243,7 +262,7 @@ def measure(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, A
                 ways = [plain, auto]
                 if batch == 1 and not kind:
                     ways += sweep_ways(llm, args.sweep)
-                found = bench.run(ways, batch, args.rounds)
+                found = without(bench.run(ways, batch, args.rounds), bench.differing)
                 rows = table_of(found, tasks)
                 name = f"batch {batch}" + (f", {kind} draft model" if kind else "")
                 result["rates"][name] = {way: measured.rates for way, measured in found.items()}
@@ -298,10 +317,10 @@ def main() -> int:
     result = measure(args, lambda text: print(text, file=sys.stderr, flush=True))
     print(f"\n{result['machine']}\n{result['engine']}")
     print("texts that differ: " + (", ".join(result["differing"]) or "none"))
-    if args.plot is not None and result["gains"]:
-        draw(result["gains"], args.plot, result["engine"].split(",")[0])
     if args.save is not None:
         args.save.with_name(args.save.name + ".json").write_text(json.dumps(result, indent=1, default=str) + "\n")
+    if args.plot is not None and result["gains"]:
+        draw(result["gains"], args.plot, result["engine"].split(",")[0])
     return 1 if result["differing"] else 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 __all__ = [
+    "GRAMMAR",
     "Allotment",
     "ControlReport",
     "DraftCall",
@@ -21,6 +22,9 @@ __all__ = [
     "VerifiedOffer",
     "Wish",
 ]
+
+GRAMMAR = "grammar"
+"""Who offers the text that a grammar prescribes; not a drafter that could be chosen."""
 
 Selection = int | tuple[int, ...]
 """What of a draft is verified: its first n tokens, or these of a draft with branches, ascending, with their parents."""
@@ -103,7 +107,8 @@ class DraftCall:
     Args:
         drafter: its name.
         num_requests: that it drafted for.
-        num_rounds: passes of its model, the tokens on the longest path of a draft.
+        num_rounds: tokens on the longest path of a draft. Of chains these are the passes of its model; a tree may take
+            more or fewer, which is learnt as what free drafts cost (`num_wide`).
         catch_up_rows: rows it computed of what was committed before.
         seconds: of the call.
         num_wide: of the requests, those whose drafts were free to branch.
@@ -125,15 +130,12 @@ class VerifiedOffer:
         offer: as it was verified, cut.
         num_accepted: tokens that verification kept, also those behind the end of a text. The one after them, if there
             is one, was rejected.
-        path: of a draft with branches, which of its tokens these are; every child of the last of them was rejected.
-            None for a chain.
         whole: the draft as it was made, if it had branches, before anybody cut it; None for a chain.
         followed: the tokens of `whole` that the text went along, from the root on, verified or not.
     """
 
     offer: Offer
     num_accepted: int
-    path: tuple[int, ...] | None = None
     whole: Offer | None = None
     followed: tuple[int, ...] = ()
 

@@ -417,8 +417,16 @@ class Controller(Protocol):
         """Learns from a step."""
         ...
 
+    def abandon(self) -> None:
+        """The step under way failed: what was decided in it comes to nothing, and is not observed."""
+        ...
+
     def release(self, request_id: int) -> None:
         """The request is gone; unknown ids are ignored."""
+        ...
+
+    def restart_report(self) -> None:
+        """Counts of `report` begin anew; what was learnt stays."""
         ...
 
     def forget(self, drafter: str, relative_cost: float | None = None) -> None:

@@ -197,6 +197,7 @@ class Ask:
         chance: (position in the draft, the drafter's own confidence in the token there, its confidences in the siblings
             before it) -> chance that it is kept if those before it are. In a tree the position is the depth.
         width: most continuations of a token, for drafters that can branch; None: as many as they are made for.
+        stop_ids: tokens that end the text: nothing behind one of them is of any use.
     """
 
     request_id: int
@@ -211,6 +212,7 @@ class Ask:
     stop_below: float = 0.0
     chance: Callable[[int, float, Sequence[float]], float] | None = None
     width: int | None = None
+    stop_ids: frozenset[int] = frozenset()
 
     def choice(self, path: Sequence[int]) -> Choice:
         """How the draft token after `path` is drawn, `path` being the draft so far."""

@@ -51,8 +51,14 @@ class _Trial:
     def observe(self, facts: StepFacts) -> None:
         self._learner.observe(facts)
 
+    def abandon(self) -> None:
+        self._learner.abandon()
+
     def release(self, request_id: int) -> None:
         self._learner.release(request_id)
+
+    def restart_report(self) -> None:
+        self._learner.restart_report()
 
     def forget(self, drafter: str, relative_cost: float | None = None) -> None:
         self._learner.forget(drafter, relative_cost)
@@ -87,6 +93,7 @@ def warm_up(built: Built, seconds: float = 3.0) -> None:
                 _run(built, 4, SpeculationParams(method=name))
     finally:
         steering.controller = learner
+        learner.restart_report()  # these steps answered nobody
         engine.clear_prefixes()
 
 

@@ -85,8 +85,8 @@ class Tree:
                 break
             followed.append(right)
             at = right
-        path = tuple(self.nodes.index(node) for node in followed if node in self.nodes)
-        return VerifiedOffer(self.offer(request, name), len(path), path, self.whole(request, name), tuple(followed))
+        count = sum(node in self.nodes for node in followed)
+        return VerifiedOffer(self.offer(request, name), count, self.whole(request, name), tuple(followed))
 
 
 def grow(world: Any, drafter: Any, request: int, name: str, most: int, stop_below: float, width: int) -> Tree:

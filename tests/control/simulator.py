@@ -58,7 +58,7 @@ class TrueDrafter:
 @dataclass
 class Step:
     """What happened. `expected` tokens and `exact` seconds are without chance and noise; `branches` are draft tokens
-    that were verified beside a sibling."""
+    that were verified beside a sibling; `wide` requests had a computed draft that was free to branch."""
 
     tokens: int
     expected: float
@@ -68,6 +68,7 @@ class Step:
     requests: int
     probe: bool
     branches: int = 0
+    wide: int = 0
 
 
 @dataclass
@@ -272,7 +273,8 @@ class Simulation:
         self.clock += spent
         made = sum(tokens.values()) + plain
         measured = facts.seconds + sum(call.seconds for call in calls)
-        record = Step(made, expected, measured, spent, drafted, len(decoding), probed, branches)
+        wide = sum(call.num_wide for call in calls)
+        record = Step(made, expected, measured, spent, drafted, len(decoding), probed, branches, wide)
         self.last_tokens = tokens
         self.history.append(record)
         return record
@@ -281,6 +283,11 @@ class Simulation:
         """Expected tokens per second of so many steps."""
         done = [self.step(requests, **how) for _ in range(steps)]
         return sum(step.expected for step in done) / sum(step.exact for step in done)
+
+
+def share_lost(some: Sequence[Step], whole: Sequence[Step], rate: float) -> float:
+    """What some steps took beyond what their tokens take at a rate, over the time of the whole."""
+    return sum(step.exact - step.expected / rate for step in some) / sum(step.exact for step in whole)
 
 
 def best_rate(

@@ -41,7 +41,7 @@ def experienced(source: random.Random) -> DrafterAcceptance:
                 break
             node = source.choice(children)
             followed.append(node)
-        acceptance.observe([learn(acceptance, own, VerifiedOffer(whole, 0, (), whole, tuple(followed)))])
+        acceptance.observe([learn(acceptance, own, VerifiedOffer(whole, 0, whole, tuple(followed)))])
     return acceptance
 
 
@@ -86,7 +86,7 @@ def test_siblings_come_in_the_order_of_the_drafter() -> None:
     own = acceptance.correction()
     for _ in range(80):  # the first is always wrong, the second always right
         whole = offer_of((-1, -1), (0.5, 0.3))
-        acceptance.observe([learn(acceptance, own, VerifiedOffer(whole, 1, (1,), whole, (1,)))])
+        acceptance.observe([learn(acceptance, own, VerifiedOffer(whole, 1, whole, (1,)))])
     found = ranked(acceptance, own, offer_of((-1, -1), (0.5, 0.3)))
     assert found.order == [0, 1]
 
@@ -107,7 +107,7 @@ def test_a_token_is_known_to_be_right_though_nobody_verified_it() -> None:
     own = acceptance.correction()
     before = acceptance.chance(0, 0.5, own), acceptance.ranks.chance(1, 0.5, 0.6)
     for _ in range(10):
-        outcome = learn(acceptance, own, VerifiedOffer(cut, 0, None, whole, (1,)))
+        outcome = learn(acceptance, own, VerifiedOffer(cut, 0, whole, (1,)))
         assert outcome == (1, 1, [0.5], own, [0])
         acceptance.observe([outcome])
     assert acceptance.chance(0, 0.5, own) < before[0]
@@ -118,9 +118,9 @@ def test_first_candidates_along_the_way_are_learnt_like_a_chain() -> None:
     whole = offer_of((-1, 0, -1, 1, 2), (0.9, 0.8, 0.05, 0.7, 0.6))
     acceptance = DrafterAcceptance()
     own = acceptance.correction()
-    assert learn(acceptance, own, VerifiedOffer(whole, 2, (0, 1), whole, (0, 1))) == (3, 2, [0.9, 0.8, 0.7], own, [])
-    assert learn(acceptance, own, VerifiedOffer(whole, 2, (2, 4), whole, (2, 4))) == (2, 2, [0.9, 0.6], own, [0])
-    assert learn(acceptance, own, VerifiedOffer(whole, 0, (), whole, ())) == (1, 0, [0.9], own, [])
+    assert learn(acceptance, own, VerifiedOffer(whole, 2, whole, (0, 1))) == (3, 2, [0.9, 0.8, 0.7], own, [])
+    assert learn(acceptance, own, VerifiedOffer(whole, 2, whole, (2, 4))) == (2, 2, [0.9, 0.6], own, [0])
+    assert learn(acceptance, own, VerifiedOffer(whole, 0, whole, ())) == (1, 0, [0.9], own, [])
 
 
 def test_the_gain_of_a_tree_is_what_its_tokens_are_worth_beyond_their_rows() -> None:

@@ -52,3 +52,13 @@ def test_a_draft_stops_with_the_token_that_makes_it_too_unlikely() -> None:
         draft = draft_for(ask_for(stop_below=stop_below, chance=chance))
         assert draft.ids == whole.ids[:length]
         assert draft.confidence is not None and asked == list(enumerate(draft.confidence))
+
+
+def test_nothing_is_drafted_behind_the_end_of_a_text() -> None:
+    whole, model = draft_for(ask_for()), HistoryModel(V)
+    assert len(set(whole.ids[:3])) == 3
+    drafter = DraftModelDrafter(model, TokenCache(), max_model_len=64)
+    drafter.start(0, PROMPT, len(PROMPT))
+    (draft,) = drafter.propose([ask_for(stop_ids=frozenset({whole.ids[2]}))], row_budget=100)
+    assert draft.ids == whole.ids[:3]
+    assert model.rows_per_call == [4, 1, 1], "and no pass is spent on it"

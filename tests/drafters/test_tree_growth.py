@@ -73,6 +73,17 @@ def test_one_wide_is_a_chain_of_as_many_passes_as_tokens() -> None:
     assert growth.draft("x").is_chain and len(growth.ids) == 6
 
 
+def test_the_end_of_a_text_gets_no_children() -> None:
+    whole = TreeGrowth(ask=ASK, limit=6, width=2)
+    grown(whole, 2)
+    first = whole.ids[0]
+    assert any(path[0] == first and len(path) > 1 for path in whole.paths)
+    growth = TreeGrowth(ask=replace(ASK, stop_ids=frozenset({first})), limit=6, width=2)
+    grown(growth, 2)
+    assert len(growth.best()) == 6
+    assert growth.ids.count(first) and not any(first in path[:-1] for path in growth.paths)
+
+
 def test_nodes_that_are_hardly_kept_get_no_children() -> None:
     """The one who asks says how likely a token is kept and where it is not worth going on."""
     heard: list[tuple[int, float]] = []

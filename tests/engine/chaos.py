@@ -92,8 +92,14 @@ class ChaosController:
         assert facts.prefill_rows >= 0 and facts.seconds > 0
         self.facts.append(facts)
 
+    def abandon(self) -> None:
+        self._kept = {}
+
     def release(self, request_id: int) -> None:
         self.known.discard(request_id)
+
+    def restart_report(self) -> None:
+        self.facts.clear()
 
     def report(self) -> ControlReport:
         return ControlReport({}, len(self.facts), 0.0, 0.0)

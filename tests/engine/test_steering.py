@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,8 +13,10 @@ from outpace.decisions import Allotment, DraftCall, Offer, StepFacts, Wish
 from outpace.drafters.draft_model import DraftModelDrafter
 from outpace.drafters.ngram import NgramDrafter
 from outpace.engine.engine import Engine
+from outpace.engine.scheduler import Turn
 from outpace.params import SpeculationParams
-from outpace.protocols import Controller, Drafter
+from outpace.protocols import Cache, Controller, Drafter
+from outpace.types import Ask, Draft, ForwardResult, Pack
 from tests.engine.chaos import ChaosController
 from tests.engine.fakes import HistoryModel, TokenCache
 from tests.engine.harness import GREEDY, WARM, Job, make_engine, mixed_jobs, plain, run
@@ -72,12 +75,25 @@ def test_rejection_sampling_under_any_decision_ends_and_keeps_its_books(verifica
     """Its laws are tested elsewhere; here, that what was drawn to be verified is never cut."""
     model = HistoryModel(V)
     jobs = mixed_jobs(5, V, seed=1)
-    engine = make_engine(
-        model, TokenCache(), three(model), k=5, controller=ChaosController(1), verification=verification
-    )
+    controller = ChaosController(1)
+    engine = make_engine(model, TokenCache(), three(model), k=5, controller=controller, verification=verification)
+    drawn: Counter[tuple[str, int]] = Counter()
+    propose = engine.drafting.propose
+
+    def watched(name: str, asks: Sequence[Ask], turns: Sequence[Turn], row_budget: int) -> list[Draft]:
+        drafts = propose(name, asks, turns, row_budget)
+        if name != "ngram":
+            assert all(draft.probabilities is not None for draft in drafts if draft)
+            drawn.update((name, len(draft)) for draft in drafts if draft)
+        return drafts
+
+    engine.drafting.propose = watched  # type: ignore[method-assign]
     for job, result in zip(jobs, run(engine, jobs), strict=True):
         if job.params.temperature == 0:
             assert result.outputs[0].token_ids == plain(model, job)
+    offers = [seen.offer for facts in controller.facts for seen in facts.drafts]
+    assert all(offer.fixed == (offer.drafter != "ngram") for offer in offers)
+    assert Counter((offer.drafter, offer.num_tokens) for offer in offers if offer.fixed) == drawn and len(drawn) > 4
 
 
 def test_the_free_drafter_goes_first_and_the_others_help_where_it_has_nothing() -> None:
@@ -145,6 +161,67 @@ def test_how_far_a_drafter_is_behind() -> None:
     run(engine, [Job(list(range(10)), replace(GREEDY, max_tokens=8))])
     # ten rows of the prompt, one more a step; then caught up, so one row a step is computed as it drafts
     assert [found["draft_model"] for found in behind] == [10, 11, 12, 0, 0, 1]
+
+
+def test_a_step_that_fails_is_abandoned_before_anything_else_is_decided() -> None:
+    told: list[str] = []
+
+    class Listening(FixedController):
+        def allot(
+            self, wishes: Sequence[Wish], offers: Sequence[Offer | None], other_rows: int, other_decoding: int = 0
+        ) -> list[Allotment]:
+            told.append("allot")
+            return super().allot(wishes, offers, other_rows, other_decoding)
+
+        def observe(self, facts: StepFacts) -> None:
+            told.append("observe")
+            assert not facts.drafts or told[-2] == "allot"
+
+        def abandon(self) -> None:
+            told.append("abandon")
+
+    model = HistoryModel(V)
+    engine = make_engine(model, TokenCache(), three(model), controller=Listening())
+    request_id = engine.submit(engine.prepare([1, 2, 3], GREEDY))
+    forward, calls = model.forward, 0
+
+    def interrupted(pack: Pack, cache: Cache) -> ForwardResult:
+        nonlocal calls
+        calls += 1
+        if calls % 5 == 3:
+            raise KeyboardInterrupt
+        return forward(pack, cache)
+
+    model.forward = interrupted  # type: ignore[method-assign]
+    failed = 0
+    while engine.has_work:
+        try:
+            for output in engine.step():
+                if output.finish_reason:
+                    assert engine.take(request_id).outputs[0].token_ids == plain(
+                        HistoryModel(V), Job([1, 2, 3], GREEDY)
+                    )
+        except KeyboardInterrupt:
+            failed += 1
+            assert told[-1] == "abandon"
+    assert failed == told.count("abandon") and told.count("allot") > failed > 1
+
+
+def test_ceilings_are_asked_for_with_the_prompts_of_the_step() -> None:
+    """Beside prompts nobody computes drafts, so no rows of the step have to be set aside for them."""
+    told: list[tuple[int, int]] = []
+
+    class Listening(FixedController):
+        def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:
+            told.append((other_rows, other_decoding))
+            return super().ceilings(wishes, other_rows, other_decoding)
+
+    model = HistoryModel(V)
+    engine = make_engine(model, TokenCache(), three(model), rows=32, controller=Listening())
+    run(engine, [Job([1], replace(GREEDY, max_tokens=30)), Job([2] * 75, replace(GREEDY, max_tokens=2), arrives=3)])
+    beside = [rows for rows, decoding in told if rows > decoding]
+    assert beside[0] == 31 and len(beside) >= 3, "as much of the prompt as a step can take"
+    assert (0, 0) in told
 
 
 class AlwaysAsking(FixedController):

@@ -17,13 +17,16 @@ from outpace.control.counts import FadingCounts
 from outpace.control.odds import LEAST, MOST, odds_ratio, times_odds
 from outpace.control.ranks import RankAcceptance
 
-__all__ = ["BUCKET_EDGES", "MAX_POSITIONS", "Correction", "DrafterAcceptance"]
+__all__ = ["BUCKET_EDGES", "FIRST_GUESS", "MAX_POSITIONS", "Correction", "DrafterAcceptance"]
 
 BUCKET_EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)
 """Confidences between two of these are alike."""
 
 MAX_POSITIONS = 8
 """Positions in a draft that are told apart; the ones behind are like the last."""
+
+FIRST_GUESS = 0.6
+"""Chance of a token of which nothing is known."""
 
 _GUESS_WEIGHT = 3.0  # tokens that a first guess counts as
 _MEMORY = 80.0  # drafts after which counts have faded to a third, whether or not they were added to
@@ -89,7 +92,7 @@ class DrafterAcceptance:
         first_guess: chance of a token, before any was seen.
     """
 
-    def __init__(self, first_guess: float = 0.6) -> None:
+    def __init__(self, first_guess: float = FIRST_GUESS) -> None:
         self.first_guess = first_guess
         self.ranks = RankAcceptance()
         # The root, the buckets of confidence, and the leaves: positions within them.

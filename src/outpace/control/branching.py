@@ -24,13 +24,14 @@ class Branching:
         self.now = 0
         """Steps with decoding requests so far."""
         self._open: dict[int, tuple[str, int]] = {}
+        self._looked_at: set[str] = set()
 
     def pays(self, request_id: int, drafter: str, decoding: int) -> bool | None:
         """Whether branches bring this request more than they cost; None if that is to be looked at now."""
         gain = self._knowledge.branch_gain(request_id, drafter, decoding)
         if gain is not None and gain > LEAST_GAIN:
             return True
-        if gain is None or self._knowledge.branches_of(drafter).pace.due <= self.now:
+        if gain is None or self._knowledge.branch_pace(drafter).due <= self.now:
             return None
         return False
 
@@ -41,6 +42,7 @@ class Branching:
     def end_step(self, now: int) -> None:
         """What was asked for in it and did not come does not count; the next one is step `now`."""
         self._open.clear()
+        self._looked_at.clear()
         self.now = now
 
     def look_at(self, offer: Offer, found: Ranked, decoding: int, row: float, call: float = 0.0) -> None:
@@ -63,10 +65,12 @@ class Branching:
             gain, depth = gain_of(found.survival, found.spine, row, more=more, call=call), len(found.spine)
         if call:
             gain -= (self._knowledge.costs(drafter).wide - 1.0) * call * depth
-        shared = self._knowledge.branches_of(drafter)
-        for books in (self._knowledge.requests[offer.request_id].branches_of(drafter), shared):
+        own = self._knowledge.requests[offer.request_id].branches_of(drafter)
+        for books in (own, self._knowledge.branches_of(drafter)):
             books.add(decoding, gain)
-        shared.pace.tried(self.now, gain > LEAST_GAIN)
+        if gain > LEAST_GAIN or drafter not in self._looked_at:  # a step is one try, however many requests are in it
+            self._knowledge.branch_pace(drafter).tried(self.now, gain > LEAST_GAIN)
+        self._looked_at.add(drafter)
 
     def _behind(self, offer: Offer, spine: Sequence[float], most: int) -> list[float]:
         """Chances of the tokens that a chain as long as the draft would have had behind these."""

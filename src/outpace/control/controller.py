@@ -10,6 +10,7 @@ from outpace.control.choosing import UNTRIED, Choice, Surroundings, best_length,
 from outpace.control.knowledge import ControlSettings, Knowledge
 from outpace.control.learning import Learning
 from outpace.control.probing import ProbingBudget
+from outpace.control.report import Prospect
 from outpace.control.step import StepPlan
 from outpace.control.trying import Trying
 from outpace.decisions import Allotment, ControlReport, Offer, Selection, StepFacts, Wish
@@ -27,7 +28,6 @@ _GREAT_DOUBT = 0.15
 
 _HOPE = 0.2
 """Of the rejections in the best class of drafts, as many may be missing in a draft that nobody has seen yet."""
-
 
 _BUSHY = 2
 """A tree has so many times the nodes of the longest chain that could pay, at most."""
@@ -58,13 +58,19 @@ class AdaptiveController:
         table = self.knowledge.step_seconds(
             around.rows, around.prompt_rows, max((wish.most for wish in wishes), default=0)
         )
-        limits = [self._ceiling(wish, table, around) for wish in wishes]
+        prospects: dict[str, Prospect | None] = {}
+        limits = [self._ceiling(wish, table, around, prospects) for wish in wishes]
+        for name, prospect in prospects.items():
+            self._learning.tally(name).prospect = prospect
         if not around.prompt_rows:
             for index in self._trying.due(wishes, table[1] - table[0] if len(table) > 1 else 0.0):
                 limits[index] = max(limits[index], 1)
         return limits
 
-    def _ceiling(self, wish: Wish, table: Sequence[float], around: Surroundings) -> int:
+    def _ceiling(
+        self, wish: Wish, table: Sequence[float], around: Surroundings, prospects: dict[str, Prospect | None]
+    ) -> int:
+        """Also notes why a drafter has nothing to hope for; None where it has, be it with one request."""
         knowledge, margin = self.knowledge, self.knowledge.settings.margin
         best = 0
         for name in wish.computing if not around.prompt_rows else ():
@@ -73,13 +79,11 @@ class AdaptiveController:
             one = knowledge.target.now.seconds(1) * costs.passes.seconds(around.decoding) / around.decoding
             most = wish.most_of(name)
             length, prospect = best_length(chance, table, most, around.decoding, margin, one)
-            if not length:
-                self._learning.tally(name).prospect = prospect
+            prospects[name] = prospects.get(name, prospect) and prospect
             best = max(best, most if length else 0)
         if wish.free is not None and best < wish.most:
             length, prospect = best_length(self._hope(wish, wish.free), table, wish.most, around.decoding, margin)
-            if not length:
-                self._learning.tally(wish.free).prospect = prospect
+            prospects[wish.free] = prospects.get(wish.free, prospect) and prospect
             if wish.free in wish.widths:
                 length = min(wish.most, _BUSHY * length)
             best = max(best, length)
@@ -110,7 +114,7 @@ class AdaptiveController:
         for name, prospect in choice.prospects.items():
             self._learning.tally(name).prospect = prospect
         self._look_at_branches(choice, offers, around)
-        if self._plain_is_due(choice, around) and not any(offer is not None and offer.fixed for offer in offers):
+        if not any(offer is not None and offer.fixed for offer in offers) and self._plain_is_due(choice, around):
             return [Allotment()] * len(wishes)
         allotments = self._allotments(choice, wishes, around, step)
         if not around.prompt_rows:
@@ -138,7 +142,7 @@ class AdaptiveController:
         price = choice.seconds[0] - around.decoding * choice.total / choice.tokens
         if doubt < _GREAT_DOUBT and not self._budget.affords(price):
             return False
-        self._budget.charge(min(price, self._budget.seconds))
+        self._budget.charge(price)
         return True
 
     def _allotments(
@@ -209,9 +213,18 @@ class AdaptiveController:
         self._step = StepPlan()
         self._branching.end_step(self._trying.now)
 
+    def abandon(self) -> None:
+        """Forgets the step under way."""
+        self._step = StepPlan()
+        self._branching.end_step(self._trying.now)
+
     def release(self, request_id: int) -> None:
         """Forgets a request."""
         self.knowledge.requests.release(request_id)
+
+    def restart_report(self) -> None:
+        """Counts begin anew."""
+        self._learning.restart_report()
 
     def forget(self, drafter: str, relative_cost: float | None = None) -> None:
         """Begins anew with a drafter. What was counted of the old one stays in the reports."""

@@ -68,8 +68,15 @@ class FixedController:
             self._steps += 1
             self._seconds += facts.seconds + sum(call.seconds for call in facts.calls)
 
+    def abandon(self) -> None:
+        """Nothing is known of steps."""
+
     def release(self, request_id: int) -> None:
         """Nothing is known of requests."""
+
+    def restart_report(self) -> None:
+        """Counts begin anew."""
+        self._tallies, self._steps, self._seconds = {}, 0, 0.0
 
     def forget(self, drafter: str, relative_cost: float | None = None) -> None:
         """Nothing was learnt."""

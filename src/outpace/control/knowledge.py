@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outpace.control.acceptance import Correction, DrafterAcceptance
+from outpace.control.acceptance import FIRST_GUESS, Correction, DrafterAcceptance
 from outpace.control.branches import Ranked, ranked
 from outpace.control.costs import DraftCosts, TargetCosts
+from outpace.control.probing import Pace
 from outpace.control.requests import Requests
 from outpace.control.row_costs import NATIVE_SHAPE
 from outpace.control.widths import BranchGain
 from outpace.decisions import Offer
 
-__all__ = ["ControlSettings", "Knowledge"]
+__all__ = ["FEW_DRAFTS", "ControlSettings", "Knowledge"]
 
-_FEW_DRAFTS = 3
+FEW_DRAFTS = 3
+"""As many tell what a drafter is worth, and whether it means what it says."""
+
+_LONGEST_PACE = 8.0  # steps between two tries of branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ class ControlSettings:
             target costs.
         relative_costs: by computing drafter, its pass for one request over the target's, such as the ratio of the bytes
             of their weights. Where none is named, its first call asks for one token.
-        first_guesses: by drafter, the chance that a draft token is kept, before any was seen; 0.6 where none is named.
+        first_guesses: by drafter, the chance that a draft token is kept, before any was seen; `FIRST_GUESS` where none
+            is named.
         margin: by how much tokens per second with drafts must beat those without, relative.
         horizon: what it costs a drafter to catch up with a request is spread over no more tokens to come than this
             and the tokens that have come.
@@ -49,6 +54,7 @@ class Knowledge:
         self.draft_costs: dict[str, DraftCosts] = {}
         self.acceptances: dict[str, DrafterAcceptance] = {}
         self.branches: dict[str, BranchGain] = {}
+        self._branch_paces: dict[str, Pace] = {}
         self.requests = Requests()
 
     def forget(self, drafter: str, relative_cost: float | None) -> None:
@@ -60,26 +66,41 @@ class Knowledge:
         self.draft_costs.pop(drafter, None)
         self.acceptances.pop(drafter, None)
         self.branches.pop(drafter, None)
+        self._branch_paces.pop(drafter, None)
         self.requests.forget(drafter)
 
     def costs(self, drafter: str) -> DraftCosts:
         found = self.draft_costs.get(drafter)
         if found is None:
-            found = DraftCosts(self.settings.relative_costs.get(drafter), self.settings.shape)
-            self.draft_costs[drafter] = found
+            found = self.draft_costs[drafter] = self.new_costs(drafter)
         return found
+
+    def new_costs(self, drafter: str, *, row: float | None = None, num_calls: int = 0) -> DraftCosts:
+        """Those of a drafter that was not timed in this run; `row` and `num_calls` are of another run."""
+        relative = self.settings.relative_costs.get(drafter)
+        return DraftCosts(relative, self.settings.shape, row=row, num_calls=num_calls)
 
     def acceptance(self, drafter: str) -> DrafterAcceptance:
         found = self.acceptances.get(drafter)
         if found is None:
-            found = DrafterAcceptance(self.settings.first_guesses.get(drafter, 0.6))
-            self.acceptances[drafter] = found
+            found = self.acceptances[drafter] = self.new_acceptance(drafter)
         return found
+
+    def new_acceptance(self, drafter: str) -> DrafterAcceptance:
+        """That of a drafter of which nothing was verified."""
+        return DrafterAcceptance(self.settings.first_guesses.get(drafter, FIRST_GUESS))
 
     def branches_of(self, drafter: str) -> BranchGain:
         found = self.branches.get(drafter)
         if found is None:
             found = self.branches[drafter] = BranchGain()
+        return found
+
+    def branch_pace(self, drafter: str) -> Pace:
+        """When branches are tried next where they do not seem to pay."""
+        found = self._branch_paces.get(drafter)
+        if found is None:
+            found = self._branch_paces[drafter] = Pace(1.0, 0, longest=_LONGEST_PACE)
         return found
 
     def branch_gain(self, request_id: int, drafter: str, decoding: int) -> float | None:
@@ -101,7 +122,7 @@ class Knowledge:
 
     def is_known(self, drafter: str) -> bool:
         """Whether a computing drafter was called and enough of its drafts were seen to believe what they say."""
-        return self.costs(drafter).num_calls > 0 and self.acceptance(drafter).num_drafts >= _FEW_DRAFTS
+        return self.costs(drafter).num_calls > 0 and self.acceptance(drafter).num_drafts >= FEW_DRAFTS
 
     def ranked(self, offer: Offer) -> Ranked:
         """The tokens of a draft at hand; of one that was drawn, before anybody knew what was drawn."""

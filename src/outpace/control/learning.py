@@ -30,7 +30,12 @@ class Learning:
         self._knowledge = knowledge
         self._budget = budget
         self._trying = trying
+        self.restart_report()
+
+    def restart_report(self) -> None:
+        """Counts begin anew."""
         self._tallies: dict[str, Tally] = {}
+        self._budget.spent = 0.0
         self._steps = 0
         self._seconds = 0.0
         self._expected_tokens = 0.0
@@ -101,7 +106,7 @@ class Learning:
             outcome = learn(knowledge.acceptance(name), knowledge.own(request_id, name), seen)
             outcomes.setdefault(name, []).append(outcome)
             if outcome[4]:
-                knowledge.branches_of(name).pace.hasten(self._trying.now)
+                knowledge.branch_pace(name).hasten(self._trying.now)
             knowledge.requests[request_id].num_tokens += accepted
             tally = self.tally(name)
             tally.drafts += 1

@@ -9,6 +9,7 @@ from outpace.control import memory
 from outpace.control.controller import AdaptiveController
 from outpace.control.fixed import FixedController
 from outpace.control.knowledge import ControlSettings, Knowledge
+from outpace.decisions import GRAMMAR
 from outpace.protocols import Controller
 
 __all__ = ["make_controller"]
@@ -35,7 +36,7 @@ def make_controller(
     """
     if control == "fixed":
         return FixedController(), _nothing
-    settings = ControlSettings(relative_costs=relative_costs, first_guesses={"grammar": _FORCED})
+    settings = ControlSettings(relative_costs=relative_costs, first_guesses={GRAMMAR: _FORCED})
     knowledge = Knowledge(settings)
     controller = AdaptiveController(settings, knowledge)
     if folder is None:

@@ -16,8 +16,8 @@ from typing import Any
 
 from outpace.control.acceptance import DrafterAcceptance
 from outpace.control.costs import DraftCosts
-from outpace.control.knowledge import Knowledge
-from outpace.control.row_costs import RowCosts, RowCostsState
+from outpace.control.knowledge import FEW_DRAFTS, Knowledge
+from outpace.control.row_costs import RowCosts
 
 __all__ = ["file_of", "load", "save"]
 
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 _FORMAT = 1
 _MOST_BYTES = 4 << 20
-_KNOWN_DRAFTS = 3
 
 
 def file_of(folder: Path, key: str) -> Path:
@@ -91,8 +90,7 @@ def load(knowledge: Knowledge, folder: Path, key: str) -> bool:
 
 
 def _rows(table: RowCosts) -> dict[str, Any]:
-    state = table.state()
-    return {"passes": state.num_passes, "seconds": list(state.seconds)}
+    return {"seconds": table.state()}
 
 
 def _read(
@@ -105,21 +103,21 @@ def _read(
     tables = {int(threads): _table(entry) for threads, entry in content["target"].items()}
     drafters = {}
     for name, entry in content["drafters"].items():
-        costs = DraftCosts(knowledge.settings.relative_costs.get(name), row=_positive(entry["row"]), num_calls=1)
+        costs = knowledge.new_costs(name, row=_positive(entry["row"]), num_calls=1)
         costs.passes = _table(entry["passes"])
         costs.stops = entry["stops"] is True
         drafters[name] = costs
     acceptances = {}
     for name, pairs in content["acceptances"].items():
-        acceptance = DrafterAcceptance(knowledge.settings.first_guesses.get(name, 0.6))
-        acceptance.num_drafts = _KNOWN_DRAFTS
+        acceptance = knowledge.new_acceptance(name)
+        acceptance.num_drafts = FEW_DRAFTS
         acceptance.recall([(float(kept), float(seen)) for kept, seen in pairs])
         acceptances[name] = acceptance
     return tables, drafters, acceptances
 
 
 def _table(entry: Any) -> RowCosts:
-    return RowCosts.recalled(RowCostsState(int(entry["passes"]), tuple(float(value) for value in entry["seconds"])))
+    return RowCosts.recalled([float(value) for value in entry["seconds"]])
 
 
 def _positive(value: Any) -> float:

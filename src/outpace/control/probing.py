@@ -46,8 +46,8 @@ class ProbingBudget:
         return price + self.debt <= self.seconds
 
     def charge(self, price: float) -> None:
-        """A probe of this price, 0 or more, is made."""
-        self.seconds -= price
+        """A probe of this price, 0 or more, is made. Where it has to be made, more than there is need not be there."""
+        self.seconds = max(0.0, self.seconds - price)
         self.spent += price
 
 

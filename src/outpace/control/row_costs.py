@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KNOTS", "NATIVE_SHAPE", "RowCosts", "RowCostsState"]
+__all__ = ["KNOTS", "NATIVE_SHAPE", "RowCosts"]
 
 KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -39,19 +38,6 @@ _STALL = 0.75  # else as this many
 _SHAKEN = 0.05  # of the doubt of the prior shape comes back with every pass that is far off like the one before
 
 _LOG_ROWS = np.log(np.array(KNOTS, dtype=np.float64))
-
-
-@dataclass(frozen=True, slots=True)
-class RowCostsState:
-    """What is worth remembering.
-
-    Args:
-        num_passes: it was learnt from.
-        seconds: [len(KNOTS)] at the knots.
-    """
-
-    num_passes: int
-    seconds: tuple[float, ...]
 
 
 class RowCosts:
@@ -185,20 +171,20 @@ class RowCosts:
         covariance[1:, 0] -= _SHAKEN * prior[1:, at]
         covariance[0, 0] += _SHAKEN * prior[at, at]
 
-    def state(self) -> RowCostsState:
-        return RowCostsState(self.num_passes, tuple(self._at_knots()))
+    def state(self) -> list[float]:
+        """[len(KNOTS)] seconds at the knots, for `recalled`."""
+        return list(self._at_knots())
 
     @classmethod
-    def recalled(cls, state: RowCostsState) -> RowCosts:
+    def recalled(cls, seconds: Sequence[float]) -> RowCosts:
         """Starts from what was learnt before, as a first guess.
 
         Raises:
             ValueError: not as many numbers as knots, or one that is no positive number.
         """
-        if len(state.seconds) != len(KNOTS) or not all(0.0 < value < math.inf for value in state.seconds):
-            raise ValueError(f"seconds {state.seconds!r}: give {len(KNOTS)} positive numbers")
-        first = state.seconds[0]
-        costs = cls(tuple(zip(KNOTS, state.seconds, strict=True)), seconds=first, doubt=_RECALLED_DOUBT)
+        if len(seconds) != len(KNOTS) or not all(0.0 < value < math.inf for value in seconds):
+            raise ValueError(f"seconds {seconds!r}: give {len(KNOTS)} positive numbers")
+        costs = cls(tuple(zip(KNOTS, seconds, strict=True)), seconds=seconds[0], doubt=_RECALLED_DOUBT)
         costs._covariance[1:, 1:] *= _RECALLED_SHAPE_DOUBT
         return costs
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outpace.control.probing import Pace
-
 __all__ = ["LEAST_GAIN", "BranchGain", "gain_of"]
 
 _FEW = 3  # drafts of a kind after which it is known
@@ -37,12 +35,10 @@ class _Mean:
 class BranchGain:
     """Of one drafter, or of one for one request, by how many requests were decoding: rows cost more beside others."""
 
-    __slots__ = ("_means", "pace")
+    __slots__ = ("_means",)
 
     def __init__(self) -> None:
         self._means: list[_Mean | None] = [None] * _KINDS
-        self.pace = Pace(1.0, 0, longest=8.0)
-        """When branches are tried next where they do not seem to pay."""
 
     def add(self, decoding: int, gain: float) -> None:
         kind = _kind(decoding)

@@ -63,7 +63,8 @@ class DraftModelDrafter:
                 continue
             # The newest token is always fed again, since its logits are where the next draft starts. Tokens that were
             # accepted but never fed (the last of a chain, a leaf of a tree) are missing, and the next draft catches up.
-            kept = state.fed.along(seen.token_ids[state.num_rows : len(seen.token_ids) - 1])
+            end = min(state.num_rows + len(state.fed), len(seen.token_ids) - 1)
+            kept = state.fed.along(seen.token_ids[state.num_rows : end])
             if kept and kept[-1] >= len(kept):
                 self._cache.compact(state.lane, state.num_rows, [state.num_rows + row for row in kept])
             state.num_rows = min(state.num_rows + len(kept), len(seen.token_ids) - 1)

@@ -43,7 +43,7 @@ class Growth:
     @property
     def is_worth_more(self) -> bool:
         """Whether another token can pay."""
-        return self.survival >= self.ask.stop_below
+        return self.survival >= self.ask.stop_below and not (self.ids and self.ids[-1] in self.ask.stop_ids)
 
     def push(self, token: int, confidence: float) -> None:
         """Adds a token."""

@@ -122,7 +122,7 @@ class SuffixDrafter:
         shortest: int = 1,
         factor: float = 2.0,
         offset: float = 2.0,
-        least_chance: float = 0.3,
+        least_chance: float = LEAST_CHANCE["fixed"],
         pool: OutputPool | None = None,
         tree_width: int = 1,
     ) -> None:

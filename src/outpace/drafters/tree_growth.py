@@ -67,8 +67,11 @@ class TreeGrowth:
         best = self.best()
         if len(best) == self.limit:
             best.pop()  # children of the least likely are no more likely
-        worth = [node for node in best if node not in self.expanded and self.survival[node] >= self.ask.stop_below]
-        return worth[:most]
+        return [node for node in best if node not in self.expanded and self._is_worth_more(node)][:most]
+
+    def _is_worth_more(self, node: int) -> bool:
+        """Whether its children can pay."""
+        return self.survival[node] >= self.ask.stop_below and self.ids[node] not in self.ask.stop_ids
 
     def draft(self, source: str) -> Draft:
         """The best nodes; empty if there are none."""

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from outpace.decisions import GRAMMAR
 from outpace.engine.pack import Block
 from outpace.engine.plan import DraftPlan
 from outpace.engine.request import Request
@@ -132,7 +133,7 @@ class Drafting:
         """The text that a grammar prescribes next, as a draft; empty if there is none."""
         rules, most = turn.request.rules, turn.num_draft_tokens
         ids = [] if rules is None else rules.forced(most)
-        return self._legal(Draft.chain(ids, "grammar"), turn.request, most) if ids else NO_DRAFT
+        return self._legal(Draft.chain(ids, GRAMMAR), turn.request, most) if ids else NO_DRAFT
 
     def observe(self, committed: Sequence[tuple[Block, int, tuple[int, ...]]], result: ForwardResult) -> None:
         """Tells each drafter what a step did to its requests, whoever drafted.
@@ -241,4 +242,5 @@ def ask_for(
         stop_below=stop_below if coupled else 0.0,
         chance=chance if coupled and (stop_below or width > 1) else None,
         width=width,
+        stop_ids=request.stop_ids,
     )

@@ -235,6 +235,7 @@ class Engine:
 
     def _recover(self) -> None:
         """After a step that was cut off: who was taking in tokens ends, who had ended is reported, the others go on."""
+        self.steering.abandon()
         torn, self._committing = self._committing, None
         if torn is not None:
             torn.fail("interrupted while its tokens were taken in: ask again")

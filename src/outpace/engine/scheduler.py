@@ -65,8 +65,14 @@ class Schedule:
 class DraftLimits(Protocol):
     """How many draft tokens are worth rows."""
 
-    def ceilings(self, requests: Sequence[Request], num_running: int) -> Mapping[Request, int]:
-        """Most draft tokens that may pay, of each of these decoding requests, beside `num_running` in all."""
+    def ceilings(self, requests: Sequence[Request], num_running: int, prompt_rows: int) -> Mapping[Request, int]:
+        """Most draft tokens that may pay, of each of these decoding requests, beside `num_running` in all.
+
+        Args:
+            requests: that decode.
+            num_running: requests.
+            prompt_rows: that the step will compute beside theirs, as far as one can tell.
+        """
         ...
 
     def most(self, request: Request, num_tokens: int, num_running: int) -> int:
@@ -130,9 +136,10 @@ class Scheduler:
         for request in decoding:
             self._reserve(request, 1, tokens, preempted)
         budget = self._max_rows - len(tokens)
-        ceilings = self._limits.ceilings(list(tokens), len(self.running))
+        prompt_rows = self._prompt_rows(prefilling, budget)
+        ceilings = self._limits.ceilings(list(tokens), len(self.running), prompt_rows)
         wanted = sum(ceilings.values())
-        draft_budget = min(wanted, budget // 2 if prefilling or self._can_admit() else budget)
+        draft_budget = min(wanted, budget // 2 if prompt_rows else budget)
         budget -= draft_budget
         prefill_budget = min(budget, _PREFILL_BESIDE_DECODING) if tokens else budget
         for request in prefilling:
@@ -146,6 +153,13 @@ class Scheduler:
             prefill_budget -= self._reserve(new, min(new.next_chunk, prefill_budget), tokens, preempted)
         turns, free_rows = self._with_drafts(tokens, ceilings, draft_budget + prefill_budget)
         return Schedule(turns, [r for r in admitted if r.lane is not None], preempted, free_rows)
+
+    def _prompt_rows(self, prefilling: Sequence[Request], budget: int) -> int:
+        """Rows of prompts that a step of decoding requests will probably compute too."""
+        wanted = sum(request.next_chunk for request in prefilling)
+        if self._can_admit():
+            wanted += self.waiting[0].next_chunk
+        return min(wanted, budget, _PREFILL_BESIDE_DECODING)
 
     def _with_drafts(
         self, tokens: Mapping[Request, int], ceilings: Mapping[Request, int], budget: int

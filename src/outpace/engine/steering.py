@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from outpace.decisions import Allotment, DraftCall, Offer, Selection, StepFacts, VerifiedOffer, Wish
+from outpace.decisions import GRAMMAR, Allotment, DraftCall, Offer, Selection, StepFacts, VerifiedOffer, Wish
 from outpace.engine.drafting import NO_DRAFT, Drafting, ask_for, shortened
 from outpace.engine.pack import Block
 from outpace.engine.request import Request
@@ -23,9 +23,6 @@ from outpace.types import Ask, Draft, Verdict
 from outpace.verify.clean import subtree
 
 __all__ = ["Steering"]
-
-_GRAMMAR = "grammar"
-"""Who offers the text that a grammar prescribes; not a drafter that could be chosen."""
 
 
 class Steering:
@@ -62,13 +59,13 @@ class Steering:
         wish = self._wish(request, num_tokens, num_running)
         return 0 if wish is None else wish.most
 
-    def ceilings(self, requests: Sequence[Request], num_running: int) -> dict[Request, int]:
-        """Most draft tokens that may pay, of requests with one token to compute; 0 where none does."""
+    def ceilings(self, requests: Sequence[Request], num_running: int, prompt_rows: int) -> dict[Request, int]:
+        """Most draft tokens that may pay beside so many rows of prompts, of requests with one token to compute."""
         ceilings = dict.fromkeys(requests, 0)
         wishes = {r: wish for r in requests if (wish := self._wish(r, 1, num_running)) is not None}
         if wishes:
             others = len(requests) - len(wishes)
-            found = self.controller.ceilings(list(wishes.values()), others, others)
+            found = self.controller.ceilings(list(wishes.values()), others + prompt_rows, others)
             ceilings.update(zip(wishes, found, strict=True))
         return ceilings
 
@@ -142,7 +139,7 @@ class Steering:
         for index, wish in wishes.items():
             drafts[index] = self._drafting.forced(turns[index])
             if drafts[index]:
-                self._offer(turns[index].request, _GRAMMAR, drafts[index])
+                self._offer(turns[index].request, GRAMMAR, drafts[index])
             elif wish.free is not None:
                 groups[wish.free].append(index)
         for name, indices in groups.items():
@@ -231,12 +228,11 @@ class Steering:
                 self._verified.append(self._outcome(self._offers[block.turn.request.id], block.draft, verdict))
 
     def _outcome(self, offer: Offer, draft: Draft, verdict: Verdict) -> VerifiedOffer:
-        path, count = None if offer.parents is None else verdict.accepted, len(verdict.accepted)
         if offer.request_id not in self._whole:
-            return VerifiedOffer(offer, count, path)
+            return VerifiedOffer(offer, len(verdict.accepted))
         whole, uncut = self._whole[offer.request_id]
         text = [*(draft.ids[node] for node in verdict.accepted), verdict.bonus]
-        return VerifiedOffer(offer, count, path, whole, _along(uncut, text))
+        return VerifiedOffer(offer, len(verdict.accepted), whole, _along(uncut, text))
 
     def observe(self, blocks: Sequence[Block], seconds: float) -> None:
         """Tells the controller what a step did, and took, and who has gone."""
@@ -254,6 +250,11 @@ class Steering:
         for block in blocks:
             if block.turn.request.finish_reason:
                 self.release(block.turn.request)
+
+    def abandon(self) -> None:
+        """The step under way failed, and is not observed."""
+        self._offers, self._whole, self._calls, self._verified = {}, {}, [], []
+        self.controller.abandon()
 
     def release(self, request: Request) -> None:
         """The request has ended."""
