@@ -140,15 +140,20 @@ def _answered(
 
 def _recorded(plan: DataPlan, tools: Tools) -> Iterator[Document]:
     """Answers given before, until there are tokens enough."""
-    most, tokens = plan.settings.max_record_tokens, 0
-    for source in plan.records:
-        for prompt, answer in read_records(source, tools.identity):
-            if tokens >= most:
-                tools.notify(f"{most:,} tokens of recorded answers are enough (--max-record-tokens): the rest is left")
-                return
-            tokens += len(prompt) + len(answer)
-            tools.progress("reading answers", min(tokens, most), most)
-            yield Document.answer(prompt, answer)
+    most, window = plan.settings.max_record_tokens, plan.settings.window
+    tokens = long = count = 0
+    for prompt, answer in (record for source in plan.records for record in read_records(source, tools.identity)):
+        if tokens >= most:
+            tools.notify(f"{most:,} tokens of recorded answers are enough (--max-record-tokens): the rest is left")
+            break
+        size = len(prompt) + len(answer)
+        count, tokens, long = count + 1, tokens + size, long + (size > window)
+        tools.progress("reading answers", min(tokens, most), most)
+        yield Document.answer(prompt, answer, window)
+    if long:
+        tools.notify(
+            f"{long} of {count} recorded answers lose the beginning of their prompt: --window {window} is short"
+        )
 
 
 def _texts(plan: DataPlan, tools: Tools) -> Iterator[Document]:
