@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from outpace import LLM, SamplingParams
+from outpace.control.making import make_controller
 from outpace.errors import (
     CheckpointError,
     InvalidParameter,
@@ -178,6 +181,27 @@ def test_a_head_from_its_folder(kernels: str, quantization: str, target: Path, t
     rounded = LLM(str(target), {"model": str(head), "quantization": "int8"}, **options)
     found = rounded.generate(["ab", "abc"], params)
     assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in plain]
+
+
+def test_what_was_learnt_of_a_drafter_is_not_known_of_one_that_takes_its_place(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: list[str] = []
+
+    def noting(control: str, costs: Any, folder: Path, key: Callable[[], str]) -> Any:
+        keys.append(key())
+        return make_controller("fixed", costs)
+
+    monkeypatch.setattr("outpace.build.make_controller", noting)
+    head, draft = write_head(tmp_path / "head"), write_model(tmp_path / "draft", num_hidden_layers=1)
+    for trained in (head, draft):
+        for again in range(3):
+            LLM(str(target), str(trained), **OPTIONS)
+            if again == 1:  # another training writes as many bytes
+                (weights,) = trained.glob("*.safetensors")
+                weights.write_bytes(weights.read_bytes())
+                os.utime(weights, ns=(0, 1 + weights.stat().st_mtime_ns))
+    assert keys[0] == keys[1] != keys[2] and keys[3] == keys[4] != keys[5]
 
 
 def test_heads_that_cannot_be(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

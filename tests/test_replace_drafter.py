@@ -189,6 +189,41 @@ def test_what_was_learnt_of_the_old_one_is_forgotten(
     assert answers(made.engine, made) == plain
 
 
+def test_what_is_learnt_of_the_new_one_is_kept_under_its_own_name(
+    world: World, heads: dict[str, list[SpeculativeConfig]], plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: list[str] = []
+    monkeypatch.setattr("outpace.control.memory.save", lambda knowledge, folder, key: keys.append(key))
+    old, new = heads["eagle3"]
+    made = built(world, old, speculative_control="adaptive")
+    assert answers(made.engine, made) == plain
+    made.close()
+    made = made.with_drafter(new)
+    made.close()
+    assert [(str(old.model) in key, str(new.model) in key) for key in keys] == [(True, False), (False, True)]
+
+
+def test_log_probabilities_of_a_prompt_come_once(world: World, heads: dict[str, list[SpeculativeConfig]]) -> None:
+    """Replaced while the prompt is read, a part at a time."""
+    found = []
+    for swap in (False, True):
+        made = built(world, heads["eagle3"][0], max_num_batched_tokens=24)
+        params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, prompt_logprobs=1)
+        engine, number = made.engine, 0
+        request = engine.submit(engine.prepare(PROMPTS[1], params.resolved(made.defaults)))
+        while engine.has_work:
+            if swap and number in (1, 2):
+                assert made.make_drafter is not None
+                engine.replace_drafter("eagle3", made.make_drafter(heads["eagle3"][number % 2]).drafter)
+            if any(output.finish_reason for output in engine.step()):
+                output = engine.take(request)
+                found.append((output.prompt_logprobs, output.outputs[0].token_ids))
+            number += 1
+    assert found[0] == found[1]
+    assert found[0][0] is not None
+    assert len(found[0][0]) == len(PROMPTS[1])
+
+
 def test_only_a_loaded_drafter_can_be_replaced(world: World, heads: dict[str, list[SpeculativeConfig]]) -> None:
     made = built(world, heads["eagle3"][0])
     assert made.make_drafter is not None

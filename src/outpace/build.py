@@ -44,6 +44,7 @@ __all__ = ["Built", "NewDrafter", "Notify", "Progress", "build"]
 
 _MOST_POSITIONS = 32768
 """Context unless max_model_len asks for more."""
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 _CACHE_SHARE = 0.5
 """Share of the memory left after loading that the cache may grow into unless cache_tokens says."""
 
@@ -313,19 +314,23 @@ def _control_key(source: Source, drafters: Sequence[SpeculativeConfig]) -> str:
     settings = [
         (
             *(item.method, item.model, item.quantization, item.exit_layer, item.adapter, item.rejection_sample_method),
-            *(_written_at(folder) for folder in (item.model, item.adapter) if folder is not None),
+            *(_files_of(place) for place in (item.model, item.adapter) if place is not None),
         )
         for item in drafters
     ]
-    return repr((str(source.files.folder), source.precision.describe(), settings, processor_name()))
+    folder = str(source.files.folder)
+    return repr((folder, _files_of(folder), source.precision.describe(), settings, processor_name()))
 
 
-def _written_at(folder: str) -> int | None:
-    """When a drafter's weights were written: other ones may lie in the same folder later."""
+def _files_of(place: str) -> list[tuple[str, int, int]]:
+    """Name, bytes and time of the files of weights at a path: other ones may lie there later. None of a hub id."""
+    path = Path(place).expanduser()
     try:
-        return (Path(folder).expanduser() / "model.safetensors").stat().st_mtime_ns
+        files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in _WEIGHT_SUFFIXES]
+        found = [(file.name, file.stat()) for file in sorted(files)]
     except OSError:
-        return None
+        return []
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
 
 
 def _vocabulary(files: LoadedFiles, size: int) -> ModelVocabulary:

@@ -33,7 +33,7 @@ CONTROLS = ("adaptive", "fixed")
 QUANTIZATIONS = ("auto", "file", "int8", "int4", "none")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 VERIFICATIONS = ("coupled", "standard", "block")
-_BRANCHING = ("auto", "suffix", "draft_model", "eagle3", "mtp")
+_BRANCHING = ("auto", "suffix", "draft_model", "early_exit", "eagle3", "mtp")
 KERNELS = ("auto", "native", "torch")
 _FREE = ("suffix", "ngram")
 """Methods that look drafts up, which costs next to nothing."""
@@ -77,9 +77,7 @@ class SpeculativeConfig:
     tree_width: int | None = _option(
         None,
         "most continuations of a draft token; 1: drafts are chains, more: they may be trees, num_speculative_tokens "
-        "counting all branches (method auto, suffix, draft_model, eagle3 or mtp); None: under adaptive control what "
-        "pays, "
-        "under fixed control 1",
+        "counting all branches (not with method ngram); None: under adaptive control what pays, under fixed control 1",
     )
     prompt_lookup_max: int = _option(8, "longest n-gram looked up, in tokens (method ngram)")
     prompt_lookup_min: int | None = _option(

@@ -169,8 +169,10 @@ def _plan_early_exit(item: SpeculativeConfig, target: Source, config: EngineConf
         elif exit_layer is None:
             exit_layer, num_tokens = _probed_exit(parts, num_tokens)
         parts.relative_costs["early_exit"] = exit_layer / parts.target.num_layers
-        drafter = EarlyExitDrafter(parts.target, parts.cache, exit_layer=exit_layer, adapter=adapter)
-        return drafter, replace(item, exit_layer=exit_layer, num_speculative_tokens=num_tokens)
+        used = replace(_with_possible_width(item, parts), exit_layer=exit_layer, num_speculative_tokens=num_tokens)
+        width = used.tree_width or 1
+        drafter = EarlyExitDrafter(parts.target, parts.cache, exit_layer=exit_layer, adapter=adapter, tree_width=width)
+        return drafter, used
 
     return make
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.heads import open_head
-from outpace.train import needs
+from outpace.train import needs, run
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 from tests.train.tiny import ENGINE, HIDDEN, save_target
 
@@ -97,6 +98,21 @@ def test_everything_from_one_command_and_then_on(outpace, model: Path, text: Pat
     moved = model_copied(model, tmp_path / "moved" / "tiny")
     assert outpace("train", "early-exit", "--resume", str(out), "--model", str(moved)).code == 0
     assert json.loads((out / "run.json").read_text())["engine"]["model"] == str(moved)
+
+
+def test_whether_states_are_kept_is_decided_once(
+    outpace, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept states are rounded: a run that goes on with others would not be the same run."""
+    out = tmp_path / "run"
+    result = outpace("train", "early-exit", "--model", str(model), "--text", str(text), "--out", str(out), *FAST,
+                     *STEPS, "--batch-windows", "99")  # fmt: skip
+    assert result.code == 0, result.err
+    assert json.loads((out / "run.json").read_text())["train"]["states"] == "int8"
+    monkeypatch.setattr(run.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    resumed = outpace("train", "early-exit", "--resume", str(out))
+    assert "states of the train windows take" in resumed.err
+    assert json.loads((out / "run.json").read_text())["train"]["states"] == "int8"
 
 
 def model_copied(model: Path, folder: Path) -> Path:

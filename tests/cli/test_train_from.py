@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM, SamplingParams
+from outpace.cli.train_from import free_name
 from outpace.train.curves import Curves
 from outpace.train.data.recorded import HEADER
 from outpace.train.kinds.early_exit import EarlyExit
@@ -66,8 +67,7 @@ def test_the_folder_alone_is_enough(outpace, records: Path, tmp_path: Path) -> N
     assert (run["head"], run["engine"]["kernels"]) == (str(tmp_path / "head"), "torch")
     assert json.loads((tmp_path / found["folder"] / "result.json").read_text())["better"] is found["better"]
 
-    again = outpace("train", "early-exit", f"--from={records}", *OPTIONS)
-    assert json.loads(again.out)["folder"] == "outpace-early-exit-tiny-2"
+    assert free_name("outpace-early-exit-tiny") == "outpace-early-exit-tiny-2"
     refused = outpace("train", "early-exit", "--resume", "outpace-early-exit-tiny", "--from", str(records))
     assert "--from does not go with --resume" in refused.err
 
@@ -113,5 +113,13 @@ def test_as_many_answers_as_are_wanted(outpace, world: World, records: Path, tmp
                      "--model", world.engine.model, "--quantization", "none", "--threads", "1")  # fmt: skip
     assert result.code == 0, result.err
     assert "100 tokens of recorded answers are enough" in result.err
+    assert "lose the beginning" not in result.err
     splits = json.loads((tmp_path / "data" / "index.json").read_text())["splits"]
     assert sum(split["labels"] for split in splits.values()) == 5 * 20
+
+
+def test_a_window_that_is_too_short_is_said(outpace, world: World, records: Path) -> None:
+    result = outpace("train", "data", "--records", str(records), "--out", "data", "--model", world.engine.model,
+                     "--quantization", "none", "--threads", "1", "--window", "22")  # fmt: skip
+    assert result.code == 0, result.err
+    assert "12 of 12 recorded answers lose the beginning of their prompt: --window 22 is short" in result.err

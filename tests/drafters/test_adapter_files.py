@@ -78,6 +78,7 @@ def test_names_and_shapes_are_those_of_one_layer() -> None:
         ({"extra": "block.more.weight"}, "block.more.weight"),
         ({"config": {"hidden_size": 64}}, "hidden_size=64"),
         ({"config": {"num_hidden_layers": 30}}, "num_hidden_layers=30"),
+        ({"config": {"vocab_size": 5}}, "vocab_size=5"),
         ({"config": {"exit_layer": 4}}, "exit_layer=4"),
         ({"config": {"exit_layer": "2"}}, "exit_layer='2'"),
         ({"config": {"model_type": "llama"}}, "'llama'"),

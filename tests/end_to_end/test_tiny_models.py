@@ -20,7 +20,7 @@ from tests.engine.harness import GREEDY, HOT, WARM, Job, mixed_jobs, run
 from .tiny import LAYERS, VOCAB, make_engine, target
 
 TOKENS = 24
-DRAFTERS = ("ngram", "draft_model", "early_exit", "adapter")
+DRAFTERS = ("ngram", "draft_model", "early_exit", "adapter", "early_exit_tree", "adapter_tree")
 NATIVE, TORCH = ("none", "int8", "int4"), ("torch none", "torch int8")
 
 
@@ -70,16 +70,17 @@ def test_same_tokens_on_torch(name: str, k: int, batch: int, way: str, quantizat
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("names", [("ngram", "draft_model", "adapter"), ("ngram", "early_exit_tree", "adapter_tree")])
 @pytest.mark.thinned(3)
 def test_drafters_that_take_turns_and_drafts_that_are_cut_change_no_token(
-    batch: int, way: str, quantization: str
+    names: tuple[str, ...], batch: int, way: str, quantization: str
 ) -> None:
     """States at an exit that are kept or thrown away, draft caches that fall behind and catch up."""
     jobs = jobs_for(batch)
     longest = max(len(job.prompt) for job in jobs) + TOKENS
     controller = ChaosController(batch)
     engine = make_engine(
-        ("ngram", "draft_model", "adapter"),
+        names,
         quantization,
         k=6,
         rows=61 if way == "chunks" else 512,
@@ -91,7 +92,7 @@ def test_drafters_that_take_turns_and_drafts_that_are_cut_change_no_token(
         assert result.outputs[0].token_ids == plain(job, quantization)
     if batch == 8:
         used = {name for result in results for name in result.stats.by_drafter}
-        assert used == {"ngram", "draft_model", "adapter"}
+        assert used == set(names)
 
 
 def assert_same_tokens(name: str, k: int, batch: int, way: str, quantization: str) -> None:
@@ -160,7 +161,7 @@ def test_reused_rows(max_rows: int, name: str, quantization: str) -> None:
     for job, result in zip(jobs, results, strict=True):
         assert result.outputs[0].token_ids == plain(job, quantization)
     cached = [result.num_cached_tokens for result in results]
-    if name == "adapter":
+    if name.startswith("adapter"):
         assert cached == [0] * 7
     elif max_rows == 3200:
         assert cached == [0, 123 + TOKENS - 1, len(first) + TOKENS - 1, 120, len(first) - 1, 0, len(second) - 1]

@@ -119,8 +119,10 @@ def make_drafter(name: str, quantization: str, cache: KvCache, nudged_from: int 
         head = tiny_head.head(quantization) if name.startswith("eagle3") else tiny_mtp.head(quantization)
         own_cache = head.new_cache(8, CAPACITY, 8 * CAPACITY)
         return FeatureHeadDrafter(name, head, own_cache, tree_width=3 if name.endswith("tree") else 1)
-    chosen = adapter(quantization) if name == "adapter" else None
-    return EarlyExitDrafter(target(quantization, nudged_from), cache, exit_layer=EXIT_LAYER, adapter=chosen)
+    chosen = adapter(quantization) if name.startswith("adapter") else None
+    width = 3 if name.endswith("tree") else 1
+    model = target(quantization, nudged_from)
+    return EarlyExitDrafter(model, cache, exit_layer=EXIT_LAYER, adapter=chosen, tree_width=width)
 
 
 def make_engine(

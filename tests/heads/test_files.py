@@ -97,6 +97,26 @@ def test_usual_layers_are_not_written_and_follow_the_target(tmp_path: Path) -> N
         open_eagle3(tmp_path / "a", tiny_target())
 
 
+def test_usual_layers_said_as_an_empty_list(tmp_path: Path) -> None:
+    saved(tmp_path, tiny_config(aux_layers=None))
+    usual = open_head(tmp_path).config
+    for place in ({"eagle_aux_hidden_state_layer_ids": []}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}):
+        rewrite(tmp_path, keys=place)
+        assert open_head(tmp_path).config == usual
+
+
+@pytest.mark.parametrize("layout", ["native", "speculators"])
+def test_a_head_for_another_number_of_layers_is_refused(tmp_path: Path, layout: str) -> None:
+    """Same width, same vocabulary, and usual layers that both have: it would read other states without a word."""
+    saved(tmp_path, tiny_config(aux_layers=None, target_layers=9), layout=layout)
+    assert open_eagle3(tmp_path, tiny_target(num_hidden_layers=9)).config.target_layers == 9
+    with pytest.raises(CheckpointError, match=r"made for a target of layer count 9; this one has 12"):
+        open_eagle3(tmp_path, tiny_target(num_hidden_layers=12))
+    rewrite(tmp_path, keys={"target_num_hidden_layers": "9"})
+    with pytest.raises(CheckpointError, match=r"target_num_hidden_layers='9'; it must be a whole number"):
+        open_head(tmp_path)
+
+
 def test_a_published_head_opens(tmp_path: Path) -> None:
     """Keys as SafeAILab's heads have them: no architecture of its own, no flags, pickled weights."""
     saved(tmp_path, tiny_config(aux_layers=None))

@@ -112,10 +112,13 @@ def completion(max_tokens: int) -> dict[str, Any]:
     return {"model": "tiny", "prompt": "hello", "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
 
 
-def test_a_server_from_start_to_end(folder: Path) -> None:
-    """Ready line, an answer, a second server at the same address, and a signal while an answer is on its way."""
+def test_a_server_from_start_to_end(folder: Path, tmp_path: Path) -> None:
+    """Ready line, an answer, a second server at the same address, and a signal while an answer is on its way.
+
+    That answer is complete, so it is recorded.
+    """
     arguments = ("--model", str(folder), "--served-model-name", "tiny", "--num-speculative-tokens", "3", "-tp", "1")
-    with started(*arguments, *OPTIONS, module="outpace.server") as process:
+    with started(*arguments, "--record", str(tmp_path / "records"), *OPTIONS, module="outpace.server") as process:
         address = process.address()
         ready = next(line for line in process.lines if "ready at" in line)
         for part in (
@@ -141,6 +144,10 @@ def test_a_server_from_start_to_end(folder: Path) -> None:
             assert half_sent.recv(100) == b""  # it is not waited for: nothing could come of it
         assert process.end() == 0
         assert any("1 request may go on for 30 s" in line for line in process.lines)
+        assert any(f"answers are recorded in {tmp_path / 'records'}, at most 1 GB" in line for line in process.lines)
+        [file] = (tmp_path / "records").iterdir()
+        header, answer = map(json.loads, file.read_text().splitlines())
+        assert (header["target"]["model"], len(answer["token_ids"])) == (folder.name, 100)
         assert not any("Traceback" in line for line in process.lines)
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{address}/v1/models")

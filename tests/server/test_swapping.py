@@ -66,15 +66,14 @@ class Place:
         """What `outpace train` leaves behind."""
         folder = self.runs / name
         head = save_head(self.world, self.method, folder / "drafter", seed)
-        lengths = {"greedy_length": 2.0 + better, "sampled_length": 1.5}
-        old = {"weights": weights_digest(self.old), "greedy_length": 2.5, "sampled_length": 1.5}
         result = {
             "format": 1,
             "kind": "eagle3" if self.method == "eagle3" else "early-exit",
             "better": better,
             "target": (identity or self.world.identity).as_dict(),
-            "old": old,
-            "new": {"weights": weights_digest(head), **lengths},
+            "said": f"{2 + better}.000 against 2.500",
+            "old": {"weights": weights_digest(self.old)},
+            "new": {"weights": weights_digest(head)},
         }
         (folder / RESULT).write_text(json.dumps(result))
         return folder
@@ -146,8 +145,7 @@ def test_a_better_head_is_put_in_place_in_the_middle_of_an_answer(place: Place) 
             assert swapped is not None
             name = "model" if place.method == "eagle3" else "adapter"
             assert swapped["swapped"][name] == str(run_folder / "drafter") == loaded(llm)
-            assert "3.000 at temperature 0" in swapped["reason"]
-            assert "against 2.500" in swapped["reason"]
+            assert swapped["reason"] == "3.000 against 2.500"
             assert 0 < swapped["memory_bytes"] < 2 * shown["memory_bytes"] + 100_000
             assert await answer(client) == expected
             usage = (await post(client, COMPLETIONS, **BODY))["metrics"]["speculative_decoding"]
@@ -163,7 +161,7 @@ def test_a_worse_head_is_refused_unless_it_is_forced(place: Place) -> None:
             drafter = llm.built.engine.drafting.drafters[place.method]
             error = await refused(client, DRAFTER, 409, run=str(worse))
             assert error["code"] == "drafter_refused"
-            assert "is not better: mean acceptance length 2.000" in error["message"]
+            assert "is not better: 2.000 against 2.500" in error["message"]
             assert "the old drafter stays" in error["message"]
             assert llm.built.engine.drafting.drafters[place.method] is drafter
             assert await answer(client) == await plain(client)
@@ -347,7 +345,7 @@ def test_the_command(heads: Place, capsys: pytest.CaptureFixture[str], monkeypat
             code, out, err = await command(str(better), "--api-key", "secret")
             assert code == 0, err
             assert json.loads(out)["swapped"]["model"] == str(better / "drafter")
-            assert f"eagle3 now drafts with {better / 'drafter'} (mean acceptance length" in err
+            assert f"eagle3 now drafts with {better / 'drafter'} (3.000 against 2.500)" in err
             code, out, _ = await command(str(worse), "--force")
             assert json.loads(out)["reason"] == "forced"
 

@@ -22,7 +22,7 @@ from outpace.train.kinds.base import Kind
 from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options
 from outpace.train.kinds.early_exit import EarlyExit
 from outpace.train.outcome import Ending
-from outpace.train.result import RESULT, read_result, score, weights_digest
+from outpace.train.result import RESULT, read_result, weights_digest
 from outpace.train.run import Plan, resumed, train
 from outpace.train.settings import DataSettings, TrainSettings
 from tests.train.tiny import EXIT, World, random_windows, save_target
@@ -43,7 +43,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def data(world: World, tmp_path: Path) -> Path:
     vocab = world.material.vocab_size
-    write_data(tmp_path / "data", random_windows(6, 16, vocab), random_windows(3, 16, vocab, 9), world.identity, [])
+    write_data(tmp_path / "data", random_windows(6, 16, vocab), random_windows(6, 16, vocab, 9), world.identity, [])
     return tmp_path / "data"
 
 
@@ -67,7 +67,7 @@ def plan(world: World, kind: str, head: Path | None, data: Path, out: Path, **se
         "steps": 2,
         "batch_windows": 2,
         "eval_every": 1,
-        "eval_windows": 3,
+        "eval_windows": 6,
         "warmup": 0,
         "chain": 3,
         "states": "none",
@@ -86,7 +86,8 @@ def test_training_begins_as_the_head_with_its_settings(world: World, kind: str, 
     folder = head(world, kind, tmp_path / "head")
     found = open_beginning(kind, str(folder), world.shape, {})
     assert dict(found.options) == OWN[kind]
-    again = found.make(world.material)
+    again = made(world, kind)
+    found.load(again)
     again.save(tmp_path / "again", torch.bfloat16)
     old, new = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "again"))
     assert old.keys() == new.keys()
@@ -104,21 +105,23 @@ def test_old_and_new_are_measured_on_the_same_windows(world: World, kind: str, d
     assert result is not None
     assert not result.better
     assert result.old == result.new == weights_digest(folder) == weights_digest(tmp_path / "still" / "drafter")
-    assert result.old_length == result.new_length
+    assert "the same 6 held-out windows (together +0.000 +- 0.000)" in result.said
 
-    heart = random_windows(3, 16, world.material.vocab_size, 9)
+    heart = random_windows(6, 16, world.material.vocab_size, 9)
     write_data(tmp_path / "same", heart, heart, world.identity, [])
-    learnt = go(plan(world, kind, folder, tmp_path / "same", tmp_path / "new", lr=5e-3, steps=12))
+    learnt = go(plan(world, kind, folder, tmp_path / "same", tmp_path / "new", lr=5e-3, steps=20, eval_every=5))
     assert learnt.first == still.first  # the same head on the same windows
-    [before], [after] = learnt.first.values(), learnt.best.values()
     assert learnt.better
-    assert score(after) > score(before)
     result = read_result(tmp_path / "new")
     assert result is not None
     assert (result.better, result.kind) == (True, kind)
     assert (result.old, result.new) == (weights_digest(folder), weights_digest(tmp_path / "new" / "drafter"))
-    assert result.new_length == (after.greedy_length, after.sampled_length)
-    assert f"{after.greedy_length:.3f} at temperature 0" in result.describe()
+    written = json.loads((tmp_path / "new" / RESULT).read_text())
+    [before], [after] = learnt.first.values(), learnt.best.values()
+    for name, measured in (("old", before), ("new", after)):  # of all windows, as in the run
+        assert written[name]["greedy_length"] == pytest.approx(measured.greedy_length)
+        assert written[name]["sampled_length"] == pytest.approx(measured.sampled_length, rel=1e-4)
+        assert f"{measured.greedy_length:.3f}" in result.said
     world.identity.require(result.target, "here")
     # a run may be gone on with by its own folder
     assert open_beginning(kind, str(tmp_path / "new"), world.shape, {}).digest == result.new
@@ -182,7 +185,7 @@ def test_damaged_heads_and_those_of_other_models_are_refused(world: World, kind:
     name = "norm.weight"
     spoil(folder, lambda tensors: tensors.update({name: tensors[name] * torch.nan}))
     with pytest.raises(CheckpointError, match=r"norm.weight' holds values that are no numbers"):
-        open_beginning(kind, str(folder), world.shape, {}).make(world.material)
+        open_beginning(kind, str(folder), world.shape, {}).load(made(world, kind))
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-50])
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         open_beginning(kind, str(folder), world.shape, {})

@@ -8,7 +8,7 @@ import pytest
 
 from outpace.errors import BadInput
 from outpace.models.tokenizer import Tokenizer, TokenizerSettings
-from outpace.train.data.document import chat_document
+from outpace.train.data.document import Document, chat_document
 from tests.models.tiny_tokenizers import byte_level
 from tests.train.tiny import TEMPLATE
 
@@ -55,6 +55,18 @@ def test_a_template_that_rewrites_the_past_is_refused(make: Callable[[str], Toke
     template = "{{ messages | length }}{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
     with pytest.raises(BadInput, match="message 2 differently"):
         chat_document(make(template), TALK)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "kept"),
+    [(3, 5, 3), (8, 4, 8), (9, 4, 8), (100, 4, 8), (100, 10, 3), (2, 30, 2), (100, 12, 3), (100, 30, 3)],
+)
+def test_a_prompt_too_long_for_a_window_loses_its_beginning(prompt: int, answer: int, kept: int) -> None:
+    """Of 12 tokens a quarter is the prompt's, be the answer as long as it may."""
+    ids = list(range(prompt))
+    document = Document.answer(ids, [99] * answer, 12)
+    assert list(document.ids) == [*ids[prompt - kept :], *[99] * answer]
+    assert [bool(label) for label in document.labels] == [False] * kept + [True] * answer
 
 
 def test_no_template() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from outpace.heads import Eagle3Config, open_eagle3
 from outpace.train.acceptance import Tally
 from outpace.train.data.document import Document
 from outpace.train.data.packing import Windows, pack_documents
-from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, thinned
+from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, _as_if_normed, aux_layers, thinned
 from outpace.train.modules.eagle3 import Eagle3Head
+from outpace.train.rounding import rounded
 from outpace.train.vocabulary import draft_vocabulary
 from tests.train.serving import own_words, served
 from tests.train.tiny import LAYERS, World, random_windows
@@ -154,6 +157,7 @@ def test_the_file_is_what_was_trained(world: World, tmp_path: Path, pruned: bool
     config: Eagle3Config = files.config
     assert config.aux_layers_of(LAYERS) == AUX
     assert (config.shares_target_head, config.norm_before_residual) == (not train_head, False)
+    assert config.target_layers == LAYERS
     assert config.draft_vocab_size == (world.material.vocab_size if ids is None else len(ids))
     for name, tensor in kind.module.state_dict().items():
         assert torch.equal(files.weights.get(name), tensor), name
@@ -185,7 +189,7 @@ def test_a_head_learns_a_text_by_heart(target_folder: Path) -> None:
             text[at] = int(world.batch(windows).logits(torch.tensor([at - 1])).argmax())
     windows = pack_documents([Document.answer(text[:4], text[4:]) for text in texts], 12)
     batch = world.batch(windows, *AUX)
-    kind = make(world, unroll=4)
+    kind = make(world, unroll=4, row_share=1.0)
 
     def measured() -> Tally:
         tally = Tally(4)
@@ -205,10 +209,18 @@ def test_a_head_learns_a_text_by_heart(target_folder: Path) -> None:
     assert (after.rate, after.greedy) == (1.0, (1.0,) * 4)
 
 
-@pytest.mark.parametrize("pruned", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_what_is_measured_in_training_is_what_is_served(target_folder: Path, tmp_path: Path, pruned: bool) -> None:
-    """A head that is often right and often wrong: its acceptance on the target's own words, and in the engine."""
-    world = World(target_folder, loss="kl")
+@pytest.mark.parametrize(
+    ("pruned", "quantization"), [pytest.param(False, "none", marks=pytest.mark.slow), (True, "none"), (True, "int8")]
+)
+def test_what_is_measured_in_training_is_what_is_served(
+    target_folder: Path, tmp_path: Path, pruned: bool, quantization: str
+) -> None:
+    """A head that is often right and often wrong: its acceptance on the target's own words, and in the engine.
+
+    In int8 target and head are packed when they are served, and the head is stored in bf16; what is measured is a head
+    of bf16 on the states of the packed target.
+    """
+    world = World(target_folder, quantization, loss="kl")
     windows = own_words(world, target_folder, 6, 60)
     said = torch.unique(windows.ids[windows.labels])
     kind = make(world, ids=said[: len(said) * 9 // 10] if pruned else None, row_share=1.0)
@@ -218,10 +230,12 @@ def test_what_is_measured_in_training_is_what_is_served(target_folder: Path, tmp
         optimiser.zero_grad()
         kind.loss(batch).value.backward()
         optimiser.step()
+    dtype = torch.float32 if quantization == "none" else torch.bfloat16
     tally = Tally(4)
-    tally.add(kind.chains(batch)["eagle3"])
-    config = json.loads(kind.save(tmp_path / "head")["eagle3"])
-    drafted, accepted, drafts = served(target_folder, config, windows, 4)
+    with rounded(kind.module, dtype):
+        tally.add(kind.chains(batch)["eagle3"])
+    config = json.loads(kind.save(tmp_path / "head", dtype)["eagle3"])
+    drafted, accepted, drafts = served(target_folder, config, windows, 4, quantization)
     rate, length = tally.result().rate, tally.result().greedy_length
     assert 0.1 < rate < 0.95  # neither always nor never, or the test says nothing
     assert accepted / drafted == pytest.approx(rate, abs=0.02)
@@ -236,6 +250,33 @@ def test_gradients_reach_every_tensor_and_no_other(world: World) -> None:
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
     assert "lm_head.weight" not in make(world).module.state_dict()
+
+
+def test_heads_of_targets_with_normed_queries_begin_at_their_length() -> None:
+    """The head has no such norm; on inputs as behind a norm its queries are as long as the target's, on average."""
+    generator = torch.Generator().manual_seed(3)
+    heads, dim, hidden = 3, 8, 40
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    weights = {
+        "p.self_attn.q_proj.weight": random(heads * dim, hidden)
+        * torch.tensor([0.1, 1.0, 30.0]).repeat_interleave(dim, 0)[:, None],
+        "p.self_attn.q_norm.weight": random(dim).abs() + 0.5,
+        "p.input_layernorm.weight": random(hidden).abs() + 0.5,
+    }
+    material: Any = SimpleNamespace(weight=weights.__getitem__, shape=SimpleNamespace(qk_norm=True))
+    rows = random(4000, hidden) * weights["p.input_layernorm.weight"]
+    there = (rows @ weights["p.self_attn.q_proj.weight"].T).view(-1, heads, dim)
+    normed = there / there.square().mean(-1, keepdim=True).sqrt() * weights["p.self_attn.q_norm.weight"]
+    found = (rows @ _as_if_normed(material, "p.", "q_proj").T).view(-1, heads, dim)
+    lengths = [part.square().mean((0, 2)).sqrt() for part in (normed, found)]
+    torch.testing.assert_close(lengths[1], lengths[0], rtol=0.15, atol=0)
+    cosine = torch.nn.functional.cosine_similarity(normed, found, -1)
+    assert cosine.min() > 0.999
+    material.shape.qk_norm = False
+    assert torch.equal(_as_if_normed(material, "p.", "q_proj"), weights["p.self_attn.q_proj.weight"])
 
 
 def test_layers_that_are_read() -> None:

@@ -17,6 +17,7 @@ from outpace.train.data.document import Document
 from outpace.train.data.packing import Windows, pack_documents
 from outpace.train.kinds.early_exit import EarlyExit, ExitBlock
 from outpace.train.modules.layer import Rotary, seen
+from outpace.train.rounding import rounded
 from outpace.train.states import StoredStates
 from outpace.train.target import Batch
 from outpace.types import Segment
@@ -163,18 +164,23 @@ def train_a_little(kind: EarlyExit, world: World, windows: Windows, steps: int) 
     return losses
 
 
-def test_what_is_measured_in_training_is_what_is_served(world: World, target_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_what_is_measured_in_training_is_what_is_served(target_folder: Path, tmp_path: Path, quantization: str) -> None:
     """An adapter that is often right and often wrong: its acceptance on the target's own words, and in the engine."""
+    world = World(target_folder, quantization)
     windows = own_words(world, target_folder, 6, 120)
     kind = EarlyExit(world.material, [EXIT])
     train_a_little(kind, world, windows, 3)
-    tally = teacher_forced(kind, world, windows, 4)
-    config = json.loads(kind.save(tmp_path)[f"exit {EXIT}"])
-    drafted, accepted, drafts = served(target_folder, config, windows, 4)
+    dtype = torch.float32 if quantization == "none" else torch.bfloat16
+    with rounded(kind.module, dtype):
+        tally = teacher_forced(kind, world, windows, 4)
+    config = json.loads(kind.save(tmp_path, dtype)[f"exit {EXIT}"])
+    drafted, accepted, drafts = served(target_folder, config, windows, 4, quantization)
     rate, length = tally.result().rate, tally.result().greedy_length
     assert 0.1 < rate < 0.95  # neither always nor never, or the test says nothing
     assert accepted / drafted == pytest.approx(rate, abs=0.02)
-    assert 1 + accepted / drafts == pytest.approx(length, rel=0.02)
+    # Packing the adapter turns a token here and there, and a chain that ends there is shorter.
+    assert 1 + accepted / drafts == pytest.approx(length, rel=0.02 if quantization == "none" else 0.05)
 
 
 def test_an_adapter_learns_a_text_by_heart(world: World, target_folder: Path, tmp_path: Path) -> None:

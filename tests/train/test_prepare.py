@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.errors import BadInput, CheckpointError
+from outpace.train.data import shards
 from outpace.train.data.answers import ANSWERS, read_answers
 from outpace.train.data.prepare import DataPlan, Tools, prepare_data
 from outpace.train.data.shards import BYTES_PER_TOKEN, read_data
 from outpace.train.settings import DataSettings
-from tests.train.tiny import ENGINE, World, save_target
+from tests.train.tiny import ENGINE, TEMPLATE, World, save_target
 
 SETTINGS: dict[str, Any] = {"window": 32, "validation": 0.3, "max_prompts": 9, "max_tokens": 8, "batch": 4}
 
@@ -94,6 +96,48 @@ def test_prompts_without_room_for_an_answer_are_left_out(world: World, llm: LLM,
     path.write_text("".join(json.dumps({"prompt": "why " * n}) + "\n" for n in (1, 2, 3, 4, 500)))
     prepare_data(plan(prompts=[str(path)], max_tokens=40), tmp_path, tools(world, lambda: llm))
     assert len(read_answers(tmp_path / ANSWERS)) == 4
+
+
+def test_conversations_that_the_template_refuses_are_left_out(world: World, llm: LLM, tmp_path: Path) -> None:
+    """Before the first answer, not after hours of them, and with the reason."""
+    path = tmp_path / "talks.jsonl"
+    talks = [[{"role": "user", "content": f"say {n} to me"}] for n in range(8)]
+    talks[3] = talks[5] = [{"role": "judge", "content": "guilty"}]
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    strict = "{% if messages[0].role != 'user' %}{{ raise_exception('no such role') }}{% endif %}" + TEMPLATE
+    picky = World(save_target(tmp_path / "picky", template=strict))
+    engine, said = Counting(LLM(str(tmp_path / "picky"), "none", **ENGINE)), []
+    prepare_data(plan(prompts=[str(path)]), tmp_path / "out", tools(picky, lambda: engine, said))
+    assert engine.asked == 6
+    assert any("2 of 8 conversations are left out, the first because: " in line and "no such role" in line
+               for line in said)  # fmt: skip
+    path.write_text(json.dumps({"messages": talks[3]}) + "\n")
+    with pytest.raises(BadInput, match="no such role"):
+        prepare_data(plan(prompts=[str(path)]), tmp_path / "none", tools(picky, no_engine))
+
+
+def test_every_prompt_has_a_seed_of_its_own(world: World, llm: LLM, tmp_path: Path) -> None:
+    seeds: list[dict[tuple[int, ...], int | None]] = []
+
+    class Noting(Counting):
+        def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> Any:
+            seeds[-1].update({tuple(ids): item.seed for ids, item in zip(prompts, params, strict=True)})
+            return super().generate(prompts, params)
+
+    for number, seed in enumerate((0, 0, 1)):
+        seeds.append({})
+        made = plan(prompts=["builtin"], temperature=1.0, seed=seed)
+        prepare_data(made, tmp_path / str(number), tools(world, lambda: Noting(llm)))
+    assert len(set(seeds[0].values())) == len(seeds[0]) == 9
+    assert seeds[0] == seeds[1]
+    assert all(seeds[2][ids] != seed for ids, seed in seeds[0].items() if ids in seeds[2])
+
+
+def test_answers_in_another_precision_are_others(world: World, llm: LLM, tmp_path: Path) -> None:
+    prepare_data(plan(prompts=["builtin"]), tmp_path, tools(world, lambda: llm))
+    engine = Counting(llm)
+    prepare_data(plan(prompts=["builtin"]), tmp_path, replace(tools(world, lambda: engine), precision=" int4"))
+    assert engine.asked == 9
 
 
 def test_a_single_text_is_trained_on_and_measured(world: World, tmp_path: Path) -> None:
@@ -184,11 +228,42 @@ def test_data_of_another_model_and_damaged_data(world: World, tmp_path: Path) ->
         read_data(out, world.identity)
     (out / "index.json").write_text(json.dumps(index))
     shard = out / "train-00000.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-9])
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-9])
     with pytest.raises(CheckpointError, match=r"train-00000.safetensors is missing or damaged"):
         read_data(out, world.identity)
     with pytest.raises(BadInput, match="holds no training data"):
         read_data(tmp_path / "nowhere", world.identity)
-    (out / "index.json").write_text(json.dumps({**index, "splits": {}}))
-    with pytest.raises(CheckpointError, match=r"index.json is damaged"):
+    shard.write_bytes(whole)
+    without = {**index["splits"]["valid"], "shards": []}
+    for splits in ({}, {**index["splits"], "valid": without}, {"train": 1}):
+        (out / "index.json").write_text(json.dumps({**index, "splits": splits}))
+        with pytest.raises(CheckpointError, match=r"index.json is damaged"):
+            read_data(out, world.identity)
+
+
+def test_data_is_written_anew_or_not_at_all(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies while it replaces data leaves none, not windows of two kinds; old shards go."""
+    (tmp_path / "t.txt").write_text("words and words " * 60)
+    out = tmp_path / "out"
+    prepare_data(plan(text=[str(tmp_path / "t.txt")]), out, tools(world, no_engine))
+    (out / "train-00007.safetensors").write_text("of a larger data set")
+    true_write, left = shards.write_bytes, 1
+
+    def dying(path: Path, content: bytes) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise MemoryError
+        true_write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "write_bytes", dying)
+        with pytest.raises(MemoryError):
+            prepare_data(plan(text=[str(tmp_path / "t.txt")], window=16), out, tools(world, no_engine))
+    with pytest.raises(BadInput, match="holds no training data"):
         read_data(out, world.identity)
+    made = prepare_data(plan(text=[str(tmp_path / "t.txt")], window=16), out, tools(world, no_engine))
+    assert torch.equal(read_data(out, world.identity).train.ids, made.train.ids)
+    assert sorted(path.name for path in out.glob("*.safetensors")) == ["train-00000.safetensors",
+                                                                      "valid-00000.safetensors"]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +47,7 @@ def test_prompts_of_a_file_in_every_usual_form(tmp_path: Path) -> None:
     [
         ('{"title": "x"}', "line 2: no prompt; one of messages"),
         ("[1]", "line 2: a JSON object is needed"),
-        ("{", "cannot be read as JSON lines"),
+        ("{", "line 2 is not JSON: Expecting"),
         ('{"messages": ["x"]}', "line 2: a message must be"),
     ],
 )
@@ -81,21 +82,33 @@ def test_sources_by_names_that_last(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_data_set_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def load_dataset(name: str, **options: Any) -> list[dict[str, Any]]:
+    def broken_off() -> Iterator[dict[str, Any]]:
+        yield {"prompt": "one"}
+        raise ConnectionError
+
+    def load_dataset(name: str, **options: Any) -> Iterable[dict[str, Any]]:
         asked.append((name, options))
         if name == "no/such":
             raise FileNotFoundError("not on the hub")
+        if name == "breaks/off":
+            return broken_off()
+        if name == "some/table":
+            return [{"column": 1}]
         return [{"prompt": "one"}, {"prompt": "two"}]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     assert list(read_prompts(["datasets:some/set:test"], 1, 0)) == [user("one")]
     assert list(read_prompts(["datasets:some/set"], 9, 0)) == [user("one"), user("two")]
-    assert asked == [
+    assert asked[:2] == [
         ("some/set", {"split": "test", "streaming": True}),
         ("some/set", {"split": "train", "streaming": True}),
     ]
-    with pytest.raises(BadInput, match="not on the hub"):
+    with pytest.raises(BadInput, match=r"datasets:no/such cannot be loaded \(not on the hub\)"):
         list(read_prompts(["datasets:no/such"], 1, 0))
+    with pytest.raises(BadInput, match=r"datasets:breaks/off cannot be loaded \(ConnectionError\)"):
+        list(read_prompts(["datasets:breaks/off"], 9, 0))
+    with pytest.raises(BadInput, match=r"datasets:some/table, row 1: no prompt"):
+        list(read_prompts(["datasets:some/table"], 9, 0))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(BadInput, match=r"outpace\[train\]"):
         list(read_prompts(["datasets:some/set"], 1, 0))

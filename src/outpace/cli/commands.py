@@ -16,6 +16,7 @@ from outpace.cli.options import (
     add_speculation_options,
 )
 from outpace.cli.sampling import add_answer_options, add_sampling_options
+from outpace.cli.train_from import with_kind
 from outpace.errors import BadInput
 
 __all__ = ["run_command"]
@@ -41,7 +42,7 @@ def run_command(arguments: Sequence[str], backend: Backend | None) -> int:
         # It reads its own command line, which is vLLM's; imported here, because nothing else needs it.
         served: int = import_module("outpace.cli.serve").run(arguments[1:])
         return served
-    options = _parser().parse_args(train.with_kind(arguments))
+    options = _parser().parse_args(with_kind(arguments))
     code: int = options.run(options, backend or Backend())
     return code
 

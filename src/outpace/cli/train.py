@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from importlib import import_module
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +15,18 @@ from outpace.cli.backend import Backend
 from outpace.cli.options import NUMBER_WORDS, Parser, add_engine_options, engine_config, flag_of, given_options
 from outpace.cli.progress import Progress
 from outpace.cli.streams import say
+from outpace.cli.train_from import EPILOG, Recorded, add_from, add_head, free_name
 from outpace.errors import BadInput
-from outpace.train.data.recorded import SERVED_AS, head_of, newest_header
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 
 if TYPE_CHECKING:
     from outpace.train.acceptance import Acceptance
     from outpace.train.trainer import Outcome
 
-__all__ = ["add_commands", "with_kind"]
+__all__ = ["add_commands"]
 
 _ENGINE = ("model", "quantization", "dtype", "kernels", "threads", "trust_remote_code", "allow_pickle")
 _SOURCES = ("prompts", "text", "records")
-_OF_SERVER = ("model", "quantization", "dtype", "kernels")
 _KEPT_ON_RESUME = ("model", "threads")
 _ABOUT = {
     "early-exit": "train a small network that drafts behind the model's first layers",
@@ -40,10 +38,7 @@ _PRESET = "small"
 
 def add_commands(parser: Parser) -> None:
     """Adds `data` and the kinds of drafters under `outpace train`."""
-    parser.epilog = (
-        "`outpace train --from DIR [OPTIONS]` goes on with the drafter of the server that recorded DIR (`outpace serve "
-        "--record DIR`), on what it was asked: KIND, model and head are those of the server."
-    )
+    parser.epilog = EPILOG
     commands = parser.add_subparsers(title="what to do", metavar="WHAT", required=True)
     command = _command(commands, "data", "make training data: the model's answers to prompts, and text", _run_data)
     add_engine_options(command, only=_ENGINE)
@@ -59,37 +54,9 @@ def add_commands(parser: Parser) -> None:
         add_engine_options(command, only=_ENGINE)
         _add_training_options(command, kind)
         group = _add_data_options(command)
-        if kind in SERVED_AS:
-            group.add_argument(
-                "--from",
-                metavar="DIR",
-                help="answers that `outpace serve --record DIR` wrote; model, precision and head are those of the "
-                "server unless given",
-            )
+        add_from(group, kind)
         group.add_argument("--data", metavar="DIR", help="folder that `outpace train data` made, instead of sources")
         _add_fields(group, DataSettings, by_preset=True, leave_out=("seed",))
-
-
-def with_kind(arguments: Sequence[str]) -> Sequence[str]:
-    """`train --from DIR ...` as `train KIND --from DIR ...`, the kind being that of the head that the server used.
-
-    Raises:
-        BadInput: the folder holds no recorded answers, or the server used no head.
-    """
-    if len(arguments) < 2 or arguments[0] != "train" or not arguments[1].startswith("-"):
-        return arguments
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--from")
-    folder = vars(finder.parse_known_args(arguments[1:])[0])["from"]
-    if folder is None:
-        return arguments
-    found = head_of(newest_header(Path(folder).expanduser()))
-    if found is None:
-        raise BadInput(
-            f"{folder} was recorded by a server without a head to go on with: name what is to be trained, as in "
-            f"`outpace train eagle3 --from {folder}`"
-        )
-    return ["train", found[0], *arguments[1:]]
 
 
 def _command(commands, name: str, text: str, run) -> Parser:  # type: ignore[no-untyped-def]
@@ -170,13 +137,7 @@ def _add_training_options(parser: Parser, kind: str) -> None:
     group.add_argument("--out", metavar="DIR", help=f"folder of the run (default: outpace-{kind}-MODEL)")
     group.add_argument("--resume", metavar="DIR", help="go on with a run that was stopped, as it was begun")
     names = ", ".join(f"{name} ({preset.about})" for name, preset in PRESETS.items())
-    if kind in SERVED_AS:
-        group.add_argument(
-            "--head",
-            metavar="HEAD",
-            help="begin as this head instead of new weights, with its settings, and say at the end which of both is "
-            "better: its folder, a run's folder, or a hub id",
-        )
+    add_head(group, kind)
     group.add_argument("--preset", choices=list(PRESETS), help=f"{names} (default: {_PRESET})")
     _add_fields(group, TrainSettings, by_preset=True)
     group.add_argument(
@@ -263,42 +224,28 @@ def _new_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     def filled(settings: type, given: Mapping[str, Any]) -> Any:
         return settings(**{**given, **given_options(arguments, [item.name for item in fields(settings)])})
 
-    sources, head = _sources(arguments), getattr(arguments, "head", None)
-    recorded = getattr(arguments, "from", None)
-    settings: dict[str, Any] = {}
-    if recorded is not None:
-        header = newest_header(Path(recorded).expanduser())
-        settings = {name: header["engine"][name] for name in _OF_SERVER if name in header.get("engine", {})}
-        head = head or (head_of(header, arguments.kind) or (None, None))[1]
-        sources["records"] = (*sources["records"], recorded)
+    sources, recorded = _sources(arguments), Recorded.of(arguments)
+    sources["records"] += recorded.records
     if arguments.data is not None and any(sources.values()):
         raise BadInput(
             "--data names data that is made already; --prompts, --text, --records and --from make some: take one of "
             "both"
         )
-    engine = engine_config(arguments, **settings)
-    name = Path(engine.model).name.removesuffix(".gguf")
+    engine = engine_config(arguments, **recorded.engine)
+    folder = f"outpace-{arguments.kind}-{Path(engine.model).name.removesuffix('.gguf')}"
     return {
         "kind": arguments.kind,
         "engine": engine,
         "train": filled(TrainSettings, preset.train),
-        "folder": Path(arguments.out or _free_name(f"outpace-{arguments.kind}-{name}", recorded)).expanduser(),
+        "folder": Path(arguments.out or (free_name(folder) if recorded.records else folder)).expanduser(),
         "data": None if arguments.data is None else Path(arguments.data).expanduser(),
         **sources,
         "data_settings": filled(DataSettings, preset.data),
         "preset": preset_name,
         "options": given_options(arguments, _kind_options(arguments.kind)),
         "tensorboard": bool(arguments.tensorboard),
-        "head": head,
+        "head": recorded.head,
     }
-
-
-def _free_name(name: str, recorded: str | None) -> str:
-    """Who goes on again and again from the same recordings gets a new folder each time."""
-    if recorded is None:
-        return name
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(each for each in names if not Path(each).exists())
 
 
 def _kind_options(kind: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from outpace.drafters.growth import Growth, extend
 from outpace.drafters.tree_growth import TreeGrowth
 from outpace.types import Ask, Segment
 
-__all__ = ["Fed", "Feeder", "Growing", "OwnRows", "Rows", "begin", "committed_rows", "draft_rows", "grow_all"]
+__all__ = ["Fed", "Feeder", "Growing", "OwnRows", "Rows", "Tree", "begin", "committed_rows", "draft_rows", "grow_all"]
 
 _BREADTH = 3
 """Most nodes of a tree computed in one pass: so many rows cost the native kernels little more than one."""

@@ -73,11 +73,14 @@ class TreeGrowth:
         """Whether its children can pay."""
         return self.survival[node] >= self.ask.stop_below and self.ids[node] not in self.ask.stop_ids
 
-    def draft(self, source: str) -> Draft:
-        """The best nodes; empty if there are none."""
-        return self._of(self.best(), source)
+    def draft(self, source: str, nodes: Sequence[int] | None = None) -> Draft:
+        """The best nodes; empty if there are none.
 
-    def _of(self, nodes: Sequence[int], source: str) -> Draft:
+        Args:
+            source: where they come from, for people.
+            nodes: the same in another order, parents before children.
+        """
+        nodes = self.best() if nodes is None else nodes
         place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
         return Draft(
             ids=tuple(self.ids[node] for node in nodes),

@@ -21,6 +21,8 @@ from outpace.models.eagle3_config import Eagle3Config
 
 __all__ = ["Verifier", "read_config", "write_config"]
 
+_TARGET_LAYERS = "target_num_hidden_layers"
+"""Of outpace's own; others pass over it."""
 _AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _OTHER_KINDS = "outpace runs EAGLE-3 heads with one layer"
@@ -91,6 +93,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> tuple[Eagle3Config, Ve
         num_aux=num_aux,
         fc_bias=reader.flag("bias"),
         shares_target_head=reader.flag("shares_target_head"),
+        target_layers=reader.count(_TARGET_LAYERS, 1) if _TARGET_LAYERS in config else None,
         **{name: reader.flag(name) for name in _FLAGS},
     )
     if head.draft_vocab_size > head.vocab_size:
@@ -119,6 +122,8 @@ def write_config(config: Eagle3Config, layout: str, verifier: Verifier | None, d
         own["bias"] = True
     if config.shares_target_head:
         own["shares_target_head"] = True
+    if config.target_layers is not None:
+        own[_TARGET_LAYERS] = config.target_layers
     layer = _layer_keys(config.layer, dtype)
     if layout == "speculators":
         if config.aux_layers is not None:
@@ -261,9 +266,9 @@ class _Reader:
     def ids(self, keys: Mapping[str, Any], shift: int) -> tuple[int, ...] | None:
         """Layer ids, moved by `shift`; None if there are none."""
         value = keys.get(_AUX_IDS)
-        if value is None:
+        if value is None or value == []:  # some write an empty list where they mean the usual layers
             return None
-        if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise self._wrong(_AUX_IDS, value, "a list of layer numbers")
         return tuple(sorted({item + shift for item in value}))
 

@@ -52,6 +52,8 @@ class Eagle3Files:
         config, path = self.config, self.folder / "config.json"
         made_for = {"hidden size": config.target_hidden_size, "vocabulary": config.vocab_size}
         has = {"hidden size": target.hidden_size, "vocabulary": target.vocab_size}
+        if config.target_layers is not None:
+            made_for["layer count"], has["layer count"] = config.target_layers, target.num_layers
         for what, value in made_for.items():
             if value != has[what]:
                 raise CheckpointError(

@@ -3,7 +3,8 @@
 On disk it is a folder:
 
     config.json          {"model_type": "outpace_exit_adapter", "exit_layer": E,
-                          "hidden_size": H, "num_hidden_layers": L}, the last two those of its target
+                          "hidden_size": H, "num_hidden_layers": L, "vocab_size": V}, the last three those of its
+                         target; V may be missing
     model.safetensors    block.input_layernorm.weight, block.self_attn.q_proj.weight, ... named and shaped as one
                          layer of the target, and norm.weight [H]
 """
@@ -125,6 +126,8 @@ def open_adapter(folder: str, target: DecoderConfig, exit_layer: int | None) -> 
             f"{path / 'config.json'}: model_type is {config.get('model_type')!r}, not {ADAPTER_TYPE!r}"
         )
     own = {"hidden_size": target.hidden_size, "num_hidden_layers": target.num_layers}
+    if "vocab_size" in config:
+        own["vocab_size"] = target.vocab_size
     for key, value in own.items():
         if config.get(key) != value:
             raise CheckpointError(f"{path / 'config.json'}: made for {key}={config.get(key)}, the target has {value}")

@@ -40,6 +40,7 @@ class Eagle3Config:
         norm_output: the next feature is the output behind the last norm; otherwise before it.
         fc_bias: `fc` has a bias.
         shares_target_head: its output head is made of the target's rows, and not stored.
+        target_layers: how many layers its target has; None if nobody says.
     """
 
     layer: DecoderConfig
@@ -53,6 +54,7 @@ class Eagle3Config:
     norm_output: bool = False
     fc_bias: bool = False
     shares_target_head: bool = False
+    target_layers: int | None = None
 
     @property
     def hidden_size(self) -> int:

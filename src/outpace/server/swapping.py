@@ -97,7 +97,7 @@ class Swapper:
         """
         folder = Path(run).expanduser().resolve()
         if not folder.is_relative_to(self._place.resolve()):
-            raise ApiError(403, f"{run} is not below {self._place}, where drafters are taken from", param="run")
+            raise ApiError(403, f"{run} is not below the folder that --swap-drafters-from names", param="run")
         head = folder / DRAFTER if (folder / DRAFTER / "config.json").is_file() else folder
         old = self._place_of(head)
         digest = weights_digest(head)
@@ -132,7 +132,7 @@ class Swapper:
                 "or force it"
             )
         if not result.better:
-            raise _refusal(f"{run} is not better: {result.describe()}")
+            raise _refusal(f"{run} is not better: {result.said}")
         if result.new != digest:
             raise _refusal(f"{run}: the weights are not those that were measured; they are damaged, or others")
         source = self._llm.built.source
@@ -140,7 +140,7 @@ class Swapper:
             Identity.of(source.files, source.shape).require(result.target, str(run))
         if result.old != self._digests.get(method):
             raise _refusal(f"{run} was measured against another head than the one that drafts here: train it from that")
-        return result.describe()
+        return result.said
 
 
 def _digest_of(item: SpeculativeConfig) -> str | None:

@@ -15,9 +15,8 @@ from outpace.models.adapter import open_adapter
 from outpace.models.checkpoint import Checkpoint
 from outpace.models.config import DecoderConfig
 from outpace.models.resolve import resolve_model
-from outpace.train.kinds.base import Kind, Material
-from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers, layer_shape
-from outpace.train.kinds.early_exit import EarlyExit
+from outpace.train.kinds.base import Kind
+from outpace.train.kinds.eagle3 import aux_layers, layer_shape
 from outpace.train.result import weights_digest
 from outpace.train.trainer import DRAFTER
 
@@ -50,24 +49,17 @@ class Beginning:
     weights: Checkpoint
     prefix: str = ""
 
-    def make(self, material: Material) -> Kind:
-        """The kind with these weights.
+    def load(self, kind: Kind) -> None:
+        """Puts its weights into a kind that was made with its options and draft vocabulary.
 
         Raises:
             CheckpointError: a weight is no number.
         """
-        kind: Kind
-        if self.kind == "eagle3":
-            assert self.token_ids is not None
-            kind = Eagle3(material, self.token_ids, Eagle3Options(**self.options))
-        else:
-            kind = EarlyExit(material, self.options["exit_layers"])
         state = {name: self.weights.get(name.removeprefix(self.prefix)).float() for name in kind.module.state_dict()}
         for name, tensor in state.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise CheckpointError(f"{self.folder}: tensor {name!r} holds values that are no numbers: take another")
         kind.module.load_state_dict(state)
-        return kind
 
 
 def head_folder(name: str, *, allow_pickle: bool = False) -> Path:
@@ -131,7 +123,7 @@ def _early_exit(folder: Path, shape: DecoderConfig, given: Mapping[str, Any]) ->
             "leave it out"
         )
     prefix = f"exit_{files.exit_layer}."
-    return Beginning("early-exit", folder, weights_digest(folder), own, None, files.weights, prefix)
+    return Beginning("early-exit", folder, weights_digest(folder), {**given, **own}, None, files.weights, prefix)
 
 
 def _check_given(given: Mapping[str, Any], own: Mapping[str, Any], folder: Path) -> None:

@@ -31,8 +31,8 @@ class Outcome:
         best_steps: after how many steps that was.
         served: how to serve it: {drafter: speculative config as JSON}.
         speed: of this session.
-        better: whether what was saved is better than the head it began as; None if it began as none, or nothing was
-            measured.
+        better: whether what was saved is better than the head it began as; None if it began as none, or was
+            interrupted.
     """
 
     ending: Ending

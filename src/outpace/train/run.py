@@ -6,6 +6,7 @@ import gc
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +21,9 @@ from outpace.models.native.library import prepare
 from outpace.models.resolve import lasting_name
 from outpace.models.threads import usable_cores
 from outpace.source import Notify, Progress, Source
-from outpace.train.beginning import open_beginning
+from outpace.train.beginning import Beginning, open_beginning
+from outpace.train.comparing import compare, judge
+from outpace.train.data.packing import Windows
 from outpace.train.data.prepare import DataPlan, Tools, prepare_data
 from outpace.train.data.shards import TrainingData, forget_data, holds_data, read_data
 from outpace.train.identity import Identity
@@ -30,12 +33,13 @@ from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options, aux_layers
 from outpace.train.kinds.early_exit import EarlyExit, check_layers
 from outpace.train.memory import keep_freed_memory
 from outpace.train.needs import require_training_fit, training_needs
+from outpace.train.outcome import Ending, Outcome
 from outpace.train.plan import Plan, keep_plan, resumed
 from outpace.train.result import write_result
 from outpace.train.settings import PRESETS, DataSettings
 from outpace.train.states import StoredStates, stored_bytes
 from outpace.train.target import StateSource, Target
-from outpace.train.trainer import CHECKPOINT, DRAFTER, Outcome, Sources, Trainer
+from outpace.train.trainer import CHECKPOINT, DRAFTER, Sources, Trainer
 from outpace.train.vocabulary import covered, draft_vocabulary
 from outpace.train.writing import make_folder
 
@@ -76,7 +80,8 @@ def make_data(
     def llm() -> LLM:
         return LLM(config, speculative="auto", notify=notify, progress=progress)
 
-    tools = Tools(source.files, Identity.of(source.files, source.shape), llm, notify, progress)
+    precision = "" if engine.quantization == "auto" else f" {engine.quantization}"
+    tools = Tools(source.files, Identity.of(source.files, source.shape), llm, notify, progress, precision)
     data = prepare_data(plan, folder, tools)
     gc.collect()  # the engine that answered holds threads and memory until it is collected
     splits = data.index["splits"]
@@ -118,11 +123,14 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
         keep_plan(plan, identity.as_dict())
     data = _data(plan, source, identity, vocab_size, notify, progress)
     _set_threads(plan.engine)  # the engine that answered prompts may have given cores up for the moment
-    kind = _make_kind(plan, material, data, notify) if beginning is None else beginning.make(material)
+    kind = _make_kind(plan, material, data, notify, None if beginning is None else beginning.token_ids)
+    if beginning is not None:
+        beginning.load(kind)
     prepare(notify)
     model = source.load(plan.engine, None, progress)
     assert isinstance(model, Decoder)
     target = Target(model, kind.aux_layers)
+    plan = _with_states_decided(plan, target, data)
     trained = sum(item.numel() for item in kind.module.parameters() if item.requires_grad)
     notify(
         f"training {trained / 1e6:.1f}M weights of a drafter ({plan.kind}) for {source.files.label}, {model.describe()}"
@@ -132,12 +140,34 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     trainer = Trainer(kind, sources, plan.train, plan.folder, identity, notify, tensorboard=plan.tensorboard)
     if begun:
         notify(f"going on behind step {trainer.resume()} of {plan.train.steps}")
-    if plan.resume:
-        keep_plan(plan, identity.as_dict())  # the model may lie elsewhere now, and it is the one
+    keep_plan(plan, identity.as_dict())  # once more: the model may lie elsewhere now, and it is the one
     outcome = trainer.run()
-    if beginning is None or not outcome.best:
+    if beginning is None or outcome.ending is Ending.INTERRUPTED:
         return outcome
-    return replace(outcome, better=write_result(plan.folder, plan.folder / DRAFTER, beginning, identity, outcome))
+    return replace(outcome, better=_is_better(plan, beginning, material, kind, sources, identity, notify, progress))
+
+
+def _is_better(
+    plan: Plan,
+    beginning: Beginning,
+    material: Material,
+    kind: Kind,
+    sources: Sources,
+    identity: Identity,
+    notify: Notify,
+    progress: Progress,
+) -> bool:
+    """Whether the head that was kept is better than the one it began as; says and writes so."""
+    new = open_beginning(plan.kind, str(plan.folder / DRAFTER), material.shape, plan.options)
+    judged = []
+    for name, head in (("old", beginning), ("new", new)):
+        head.load(kind)
+        report = partial(progress, f"judging the {name} head")
+        judged.append(judge(kind, sources.target, sources.data.valid, sources.valid, plan.train.chain, report))
+    comparison = compare(*judged)
+    write_result(plan.folder, beginning, new, identity, comparison)
+    notify(comparison.describe())
+    return comparison.is_better
 
 
 def _data(
@@ -178,24 +208,39 @@ def _new_data(plan: Plan, source: Source, folder: Path, notify: Notify, progress
     return make_data(plan.engine, plan.data_settings, sources, folder, notify, progress)
 
 
+def _with_states_decided(plan: Plan, target: Target, data: TrainingData) -> Plan:
+    """The plan with `states` said. Decided once for a run: states that are kept are rounded, and it would not go on to
+    the bit with others."""
+    if plan.train.states != "auto":
+        return plan
+    folder = make_folder(_states_folder(plan))
+    size = sum(_states_size("int8", target, windows) for windows in (data.train, data.valid))
+    looks = plan.train.steps * plan.train.batch_windows * plan.train.accumulate / max(1, len(data.train))
+    stored = looks >= _WORTH_STORING and shutil.disk_usage(folder).free > 2 * size
+    return replace(plan, train=replace(plan.train, states="int8" if stored else "none"))
+
+
 def _states(
     plan: Plan, target: Target, identity: Identity, data: TrainingData, split: str, notify: Notify, progress: Progress
 ) -> StateSource:
-    windows = data.train if split == "train" else data.valid
-    layers = len({*target.aux_layers, target.num_layers})
-    folder = (plan.data or plan.folder / "data") / "states"
     kind = plan.train.states
-    size = stored_bytes("int8" if kind == "auto" else kind, windows.ids.numel(), layers, target.model.hidden_size)
-    if kind == "auto":
-        looks = plan.train.steps * plan.train.batch_windows * plan.train.accumulate / max(1, len(data.train))
-        room = shutil.disk_usage(make_folder(folder.parent)).free
-        kind = "int8" if looks >= _WORTH_STORING and room > 2 * size else "none"
     if kind == "none":
         return target
-    notify(f"states of the {split} windows take {format_bytes(size)} in {folder}")
+    windows = data.train if split == "train" else data.valid
+    folder = _states_folder(plan)
+    notify(f"states of the {split} windows take {format_bytes(_states_size(kind, target, windows))} in {folder}")
     stored = StoredStates(folder, split, kind, target, identity)
     stored.make(windows, lambda done, total: progress(f"states of the {split} windows", done, total))
     return stored
+
+
+def _states_folder(plan: Plan) -> Path:
+    return (plan.data or plan.folder / "data") / "states"
+
+
+def _states_size(kind: str, target: Target, windows: Windows) -> int:
+    layers = len({*target.aux_layers, target.num_layers})
+    return stored_bytes(kind, windows.ids.numel(), layers, target.model.hidden_size)
 
 
 def _check_options(plan: Plan, shape: DecoderConfig) -> None:
@@ -211,12 +256,17 @@ def _check_options(plan: Plan, shape: DecoderConfig) -> None:
         check_layers(shape, options.get("exit_layers") or [_default_exit(shape)], options.get("init_layer"))
 
 
-def _make_kind(plan: Plan, material: Material, data: TrainingData, notify: Notify) -> Kind:
+def _make_kind(
+    plan: Plan, material: Material, data: TrainingData, notify: Notify, token_ids: torch.Tensor | None
+) -> Kind:
+    """The kind with new weights; `token_ids` [D] are the draft vocabulary of a head that is there already."""
     torch.manual_seed(plan.train.seed)
     options = plan.options
     if plan.kind == "eagle3":
         wanted = Eagle3Options(**options)
-        ids = draft_vocabulary(data.train, wanted.draft_vocab, material.vocab_size, material.files.eos_ids)
+        ids = token_ids
+        if ids is None:
+            ids = draft_vocabulary(data.train, wanted.draft_vocab, material.vocab_size, material.files.eos_ids)
         train, valid = (covered(windows, ids) for windows in (data.train, data.valid))
         notify(f"its {len(ids):,} tokens are {train:.1%} of what is to be learnt, {valid:.1%} of what is held out")
         return Eagle3(material, ids, wanted)

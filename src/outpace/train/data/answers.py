@@ -105,7 +105,9 @@ def _answers(
         room = min(settings.max_tokens, limit - len(ids))
         if room >= 1:
             prompts[number] = ids
-            params.append(SamplingParams(temperature=settings.temperature, max_tokens=room, seed=settings.seed))
+            # Of one seed all prompts would get the same noise, and the same words wherever they hesitate alike.
+            seed = settings.seed ^ int.from_bytes(hashlib.sha256(repr(ids).encode()).digest()[:7], "big")
+            params.append(SamplingParams(temperature=settings.temperature, max_tokens=room, seed=seed))
     outputs = model.generate(list(prompts.values()), params)
     return {
         number: (ids, list(output.outputs[0].token_ids))

@@ -35,8 +35,17 @@ class Document:
         return cls(array("i", ids), b"\1" * len(ids))
 
     @classmethod
-    def answer(cls, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Document:
-        """A prompt and what the model said to it."""
+    def answer(cls, prompt_ids: Sequence[int], answer_ids: Sequence[int], most: int | None = None) -> Document:
+        """A prompt and what the model said to it.
+
+        Args:
+            prompt_ids: of the prompt.
+            answer_ids: of the answer.
+            most: where both together are longer than this, the beginning of the prompt is left out, but not its last
+                quarter of so many tokens: what an answer follows most closely stands before it.
+        """
+        if most is not None and len(prompt_ids) + len(answer_ids) > most:
+            prompt_ids = prompt_ids[-max(1, most // 4, most - len(answer_ids)) :]
         return cls(array("i", [*prompt_ids, *answer_ids]), b"\0" * len(prompt_ids) + b"\1" * len(answer_ids))
 
 

@@ -52,6 +52,7 @@ class Tools:
         llm: makes the target with its engine, when answers are wanted.
         notify: takes a line for people.
         progress: takes (what, done, total).
+        precision: in which it answers, where that is not the one it is served in: then its answers are others.
     """
 
     files: LoadedFiles
@@ -59,6 +60,7 @@ class Tools:
     llm: Callable[[], LLM]
     notify: Notify
     progress: Progress
+    precision: str = ""
 
 
 def prepare_data(plan: DataPlan, folder: Path, tools: Tools) -> TrainingData:
@@ -111,28 +113,47 @@ def _answered(
             f"{tokenizer.label} has no chat template, so it answers no prompts: train on plain text (--text)"
         )
     asked: list[Conversation] = []
+    refused: list[BadInput] = []
     for conversation in conversations:
         has_answer = conversation[-1]["role"] == "assistant"
-        if has_answer and settings.keep_answers:
-            yield chat_document(tokenizer, conversation, tools.files.eos_ids)
-        elif len(conversation) > 1 or not has_answer:
-            asked.append(conversation[:-1] if has_answer else conversation)
+        prompt = conversation[:-1] if has_answer else conversation
+        try:
+            if has_answer and settings.keep_answers:
+                yield chat_document(tokenizer, conversation, tools.files.eos_ids)
+            elif prompt:
+                # Rendered here only to see that it can be: hours of answers must not end at one that cannot.
+                tokenizer.render_chat(prompt, add_generation_prompt=True)
+                asked.append(prompt)
+        except BadInput as error:
+            refused.append(error)
+    if len(refused) == len(conversations):
+        raise refused[0]
+    if refused:
+        tools.notify(
+            f"{len(refused)} of {len(conversations)} conversations are left out, the first because: {refused[0]}"
+        )
     report = partial(tools.progress, "answering prompts")
-    answers = answer_prompts(tools.llm, asked, folder, settings, tools.identity.weights, report)
+    whose = tools.identity.weights + tools.precision
+    answers = answer_prompts(tools.llm, asked, folder, settings, whose, report)
     yield from (Document.answer(*answer) for answer in answers)
 
 
 def _recorded(plan: DataPlan, tools: Tools) -> Iterator[Document]:
     """Answers given before, until there are tokens enough."""
-    most, tokens = plan.settings.max_record_tokens, 0
-    for source in plan.records:
-        for prompt, answer in read_records(source, tools.identity):
-            if tokens >= most:
-                tools.notify(f"{most:,} tokens of recorded answers are enough (--max-record-tokens): the rest is left")
-                return
-            tokens += len(prompt) + len(answer)
-            tools.progress("reading answers", min(tokens, most), most)
-            yield Document.answer(prompt, answer)
+    most, window = plan.settings.max_record_tokens, plan.settings.window
+    tokens = long = count = 0
+    for prompt, answer in (record for source in plan.records for record in read_records(source, tools.identity)):
+        if tokens >= most:
+            tools.notify(f"{most:,} tokens of recorded answers are enough (--max-record-tokens): the rest is left")
+            break
+        size = len(prompt) + len(answer)
+        count, tokens, long = count + 1, tokens + size, long + (size > window)
+        tools.progress("reading answers", min(tokens, most), most)
+        yield Document.answer(prompt, answer, window)
+    if long:
+        tools.notify(
+            f"{long} of {count} recorded answers lose the beginning of their prompt: --window {window} is short"
+        )
 
 
 def _texts(plan: DataPlan, tools: Tools) -> Iterator[Document]:

@@ -9,15 +9,17 @@ records   FILE.jsonl or FOLDER with prompt_token_ids and token_ids a line: what 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import random
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outpace.errors import BadInput
+from outpace.errors import BadInput, OutpaceError
+from outpace.models.checkpoint import first_line
 from outpace.train.data.builtin import builtin_prompts
 from outpace.train.data.recorded import PATTERN, header_of, lines_of
 from outpace.train.identity import Identity
@@ -138,13 +140,16 @@ def _from_hub(source: str) -> Iterator[Conversation]:
         raise BadInput(f"{source} needs the package datasets: pip install outpace[train]") from None
     split = rest[0] if rest else "train"
     try:
-        rows: Iterable[Mapping[str, Any]] = library.load_dataset(name, split=split, streaming=True)
+        rows = iter(library.load_dataset(name, split=split, streaming=True))
+        for number in itertools.count(1):
+            row = next(rows, None)  # this is where it is downloaded, piece by piece
+            if row is None:
+                return
+            yield _conversation(row, f"{source}, row {number}")
+    except OutpaceError:
+        raise
     except Exception as error:  # the library raises whatever its many backends raise
-        raise BadInput(
-            f"{source} cannot be loaded ({str(error).splitlines()[0]}): datasets:ID or datasets:ID:SPLIT"
-        ) from error
-    for number, row in enumerate(rows, 1):
-        yield _conversation(row, f"{source}, row {number}")
+        raise BadInput(f"{source} cannot be loaded ({first_line(error)}): datasets:ID or datasets:ID:SPLIT") from error
 
 
 def _conversation(value: Mapping[str, Any], place: str) -> Conversation:
@@ -186,11 +191,14 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                value = json.loads(line)
+                try:
+                    value = json.loads(line)
+                except ValueError as error:
+                    raise BadInput(f"{path}, line {number} is not JSON: {error}") from error
                 if not isinstance(value, dict):
                     raise BadInput(f"{path}, line {number}: a JSON object is needed, not {line.strip()[:60]!r}")
                 yield number, value
-    except (OSError, ValueError) as error:
+    except (OSError, UnicodeError) as error:
         raise BadInput(f"{path} cannot be read as JSON lines: {error}") from error
 
 

@@ -104,6 +104,7 @@ def head_config(shape: DecoderConfig, size: int, options: Eagle3Options) -> Eagl
         draft_vocab_size=size,
         aux_layers=None if layers == default_aux_layers(shape.num_layers) else layers,
         shares_target_head=not options.train_head,
+        target_layers=shape.num_layers,
     )
 
 
@@ -278,11 +279,27 @@ def _initialise(head: Eagle3Head, material: Material, rows: torch.Tensor) -> Non
     layer.post_attention_layernorm.weight.copy_(material.weight(f"{last}post_attention_layernorm.weight"))
     for name in ("q_proj", "k_proj", "v_proj"):
         weight = layer.self_attn.get_parameter(f"{name}.weight")
-        weight[:, :hidden] = material.weight(f"{first}self_attn.{name}.weight")
-        weight[:, hidden:] = material.weight(f"{last}self_attn.{name}.weight")
+        for part, prefix in ((slice(hidden), first), (slice(hidden, None), last)):
+            weight[:, part] = _as_if_normed(material, prefix, name)
     layer.self_attn.o_proj.weight.copy_(material.weight(f"{last}self_attn.o_proj.weight"))
     for name in ("gate_proj", "up_proj", "down_proj"):
         layer.mlp.get_parameter(f"{name}.weight").copy_(material.weight(f"{last}mlp.{name}.weight"))
     head.norm.weight.copy_(material.weight("model.norm.weight"))
     if head.lm_head is not None:
         head.lm_head.weight.copy_(rows)
+
+
+def _as_if_normed(material: Material, prefix: str, name: str) -> torch.Tensor:
+    """[heads * D, H] a projection of the target's layer, for a layer without norms of queries and keys.
+
+    Where the target has these, what its matrices put out may have any length. Here every head is scaled to the length
+    that the norm would give on average, its inputs being as independent as after a norm.
+    """
+    weight = material.weight(f"{prefix}self_attn.{name}.weight")
+    if not material.shape.qk_norm or name == "v_proj":
+        return weight
+    norm = material.weight(f"{prefix}self_attn.{name[0]}_norm.weight")
+    heads = weight.view(-1, len(norm), weight.shape[1])
+    entering = material.weight(f"{prefix}input_layernorm.weight")
+    lengths = (heads * entering).square().sum(-1).mean(1).sqrt()
+    return (heads * (norm / lengths.unsqueeze(1).clamp_min(1e-6)).unsqueeze(-1)).view_as(weight)

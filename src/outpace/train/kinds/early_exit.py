@@ -140,6 +140,7 @@ class EarlyExit:
                     "exit_layer": layer,
                     "hidden_size": self._material.shape.hidden_size,
                     "num_hidden_layers": self._material.shape.num_layers,
+                    "vocab_size": self._material.shape.vocab_size,
                 },
             )
         return self.served(folder)
