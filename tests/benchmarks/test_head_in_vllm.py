@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def words(folder: Path) -> Windows:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path, words: Windows) -> Iterator[Spoken]:
+def plain(folder: Path, words: Windows) -> Spoken:
     return spoken(folder, None, words.ids[:, :3].tolist(), folder.parent / "plain.log")
 
 
@@ -75,7 +75,8 @@ def spoken(folder: Path, head: Path | None, prompts: Sequence[Sequence[int]], lo
     variant = "plain" if head is None else "eagle3"
     options = {"dtype": "float32", "eager": "yes"}
     draft = None if head is None else str(head)
-    settings = Settings(str(folder), draft, variant, options, 1, 1024, CHAIN, [], 265, str(log.parent))
+    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    settings = Settings(str(folder), draft, variant, options, 1, 1024, CHAIN, [], vocab, str(log.parent))
     with Worker(PYTHON, "engines.vllm_worker", threads=1, log=log) as worker:
         worker.load(settings, SECONDS)
         answers = [worker.generate(Prompt(list(each), SAID, True), SECONDS)[0] for each in prompts]
