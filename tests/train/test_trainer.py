@@ -173,8 +173,7 @@ def test_a_checkpoint_comes_every_few_minutes(world: World, tmp_path: Path, monk
     assert curve(tmp_path / "whole") == curve(tmp_path / "parts")
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("at", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM), (3, signal.SIGINT)])
 def test_a_measurement_is_dropped_when_the_user_wants_to_stop(
     world: World, tmp_path: Path, at: int, number: signal.Signals
 ) -> None:
@@ -391,25 +390,6 @@ def _other_labels(world: World, made: Callable[[World], TrainingData] = windows)
     return replace(data, train=replace(data.train, labels=data.train.labels.logical_not()))
 
 
-def test_the_first_format_of_checkpoints_is_read(world: World, tmp_path: Path) -> None:
-    trainer(world, tmp_path / "parts", kind=Stopping(EarlyExit(world.material, [EXIT]), 7, press_ctrl_c)).run()
-    path = tmp_path / "parts" / CHECKPOINT
-    state = torch.load(path, weights_only=True)
-    name, best = next(iter(state["best"].items()))
-    old = {"step": best["step"], "score": best["score"], "misses": state["misses"],
-           "acceptance": {name: best["acceptance"]}}  # fmt: skip
-    kept = {key: value for key, value in state.items() if key not in ("data", "measured", "misses")}
-    torch.save({**kept, "format": 1, "best": old, "served": {}}, path)
-    again = trainer(world, tmp_path / "parts")
-    assert again.resume() == 7
-    again.run()
-    trainer(world, tmp_path / "whole").run()
-    assert curve(tmp_path / "whole") == curve(tmp_path / "parts")
-    torch.save({"format": 1, "best": 3}, path)
-    with pytest.raises(CheckpointError, match="no checkpoint of this version"):
-        trainer(world, tmp_path / "parts").resume()
-
-
 def test_checkpoints_of_something_else_are_refused(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,8 +424,9 @@ def test_no_checkpoint_and_one_of_another_version(world: World, tmp_path: Path) 
         trainer(world, tmp_path).resume()
 
 
-@pytest.mark.parametrize("kind", ["early-exit", "eagle3"])
-@pytest.mark.parametrize("writes", range(7))
+@pytest.mark.parametrize(
+    ("kind", "writes"), [*(("early-exit", writes) for writes in range(7)), ("eagle3", 1), ("eagle3", 3), ("eagle3", 6)]
+)
 def test_a_full_disk_is_said_and_costs_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, kind: str
 ) -> None:

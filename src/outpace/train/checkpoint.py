@@ -40,22 +40,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler trips over damage in any way: EOFError, KeyError, RuntimeError, ...
         raise CheckpointError(f"{path} is damaged ({first_line(error)}): train again without --resume") from error
-    if isinstance(state, dict) and state.get("format") == 1:
-        state = _from_first_format(state)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no checkpoint of this version: train again without --resume")
     return state
-
-
-def _from_first_format(state: dict[str, Any]) -> dict[str, Any]:
-    """It had one best state for all drafters, was written behind measurements only, and said less of its data."""
-    try:
-        best = state["best"]
-        own = {
-            name: {"step": best["step"], "score": item["greedy_length"] + item["sampled_length"], "acceptance": item}
-            for name, item in best["acceptance"].items()
-        }
-        later = {"measured": state["step"], "misses": best["misses"], "best": own, "data": None}
-    except (AttributeError, KeyError, TypeError):
-        return {}  # damaged: no checkpoint of any version
-    return {**state, **later, "format": FORMAT}

@@ -9,8 +9,8 @@ the draft vocabulary (which sums to s, 1 if the vocabulary is the target's). The
     nla  -log alpha
 
 Total variation has hardly a gradient while p and q do not overlap; the divergence has, and lk goes from one to the
-other as acceptance grows. `row_losses` is the formula for autograd; `head_loss` computes loss and gradient at once,
-a few rows at a time, because logits of a whole batch over a large vocabulary do not fit into a small machine.
+other as acceptance grows. `head_loss` computes loss and gradient at once, a few rows at a time, because logits of a
+whole batch over a large vocabulary do not fit into a small machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-__all__ = ["HeadLoss", "Teacher", "head_loss", "row_losses"]
+__all__ = ["HeadLoss", "Teacher", "head_loss"]
 
 Teacher = Callable[[int, int], "tuple[torch.Tensor, torch.Tensor]"]
 """(first row, row behind the last) -> the target's probabilities [n, D] of the draft vocabulary, and [n] int64 which of
@@ -32,32 +32,6 @@ _LEAST = 1e-6
 """Acceptance below which -log alpha grows no further, so that its gradient stays finite."""
 _CHUNK = 2 << 20
 """Numbers in one chunk of logits: 8 MB, which stays with the process when it is freed (`memory`)."""
-
-
-def row_losses(kind: str, p: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The formulas, differentiable in `logits`.
-
-    Args:
-        kind: kl, tv, lk or nla.
-        p: [N, D] the target's probabilities of the draft vocabulary.
-        logits: [N, D] the drafter's.
-
-    Returns:
-        [N] losses, [N] acceptance alpha.
-    """
-    log_q = logits.log_softmax(-1)
-    q, s = log_q.exp(), p.sum(-1)
-    alpha = torch.minimum(p, q).sum(-1)
-    if kind == "nla":
-        return -alpha.clamp_min(_LEAST).log(), alpha.detach()
-    kl = (torch.xlogy(p, p / s.unsqueeze(-1)) - p * log_q).sum(-1)
-    tv = s - alpha
-    if kind == "kl":
-        return kl, alpha.detach()
-    if kind == "tv":
-        return tv, alpha.detach()
-    blend = torch.exp(-3 * alpha.detach())
-    return blend * kl + (1 - blend) * tv, alpha.detach()
 
 
 @dataclass(frozen=True, slots=True)

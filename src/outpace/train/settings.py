@@ -77,7 +77,7 @@ class TrainSettings:
         "kl (divergence), tv (rejected mass), lk (kl while little is accepted, then tv), or nla (-log acceptance)",
     )
     chain: int = _option(5, "draft length at which acceptance is reported and the best state is chosen")
-    eval_every: int = _option(50, "steps between two measurements on the held-out texts; a checkpoint follows each")
+    eval_every: int = _option(50, "steps between two measurements on the held-out texts")
     eval_windows: int = _option(16, "most held-out windows measured")
     patience: int = _option(0, "measurements without improvement after which training ends; 0: never before its steps")
     states: str = _option(

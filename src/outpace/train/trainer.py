@@ -119,7 +119,7 @@ class Trainer:
         state = read_checkpoint(path)
         self._identity.require(state.get("target"), str(path))
         try:
-            match = {**state["match"], "data": state["data"] or self._digest}
+            match = {**state["match"], "data": state["data"]}
             for name, own in {**self._must_match(), "data": self._digest}.items():
                 if match.get(name) != own:
                     raise CheckpointError(
@@ -275,8 +275,7 @@ class Trainer:
     def _must_match(self) -> dict[str, Any]:
         settings = asdict(self._settings)
         data = self._sources.data
-        texts = hashlib.sha256(data.train.ids.numpy().tobytes()).hexdigest()
-        shape = {"windows": len(data.train), "window": data.train.width, "texts": texts}
+        shape = {"windows": len(data.train), "window": data.train.width}
         return {**self._kind.describe(), **{name: settings[name] for name in _SAME_ON_RESUME}, **shape}
 
     def _fail(self, what: str, which: torch.Tensor) -> None:
