@@ -189,7 +189,8 @@ def test_a_drafter_is_asked_for_no_more_than_it_may_give(most: int) -> None:
     (allotment,) = controller.allot([asked], [None], 0)
     assert 1 <= allotment.num_tokens <= most
     step, target = controller._step, controller.knowledge.target.now
-    assert step.num_drafted <= most and step.total == pytest.approx(target.seconds(1 + step.num_drafted) + step.drafting)
+    assert step.num_drafted <= most
+    assert step.total == pytest.approx(target.seconds(1 + step.num_drafted) + step.drafting)
 
 
 def test_a_drafter_that_stops_is_tried_with_few_tokens_like_any_other() -> None:
