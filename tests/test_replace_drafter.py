@@ -331,6 +331,38 @@ def test_a_drafter_that_cannot_be_loaded_leaves_the_old_one(
     run(main())
 
 
+def test_nobody_else_computes_with_the_cache_of_an_engine_that_runs(
+    world: World, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exit that is not named would have to be tried, which takes a lane and rows of the same cache."""
+    bare = SpeculativeConfig(method="early_exit", num_speculative_tokens=4)
+
+    async def main() -> None:
+        llm = AsyncLLM(built(world, bare, max_num_seqs=3))
+        exit_layer = llm.built.speculative[0].exit_layer
+        async with llm:
+            cache, event = llm.built.engine.cache, asyncio.Event()
+            streams = [asyncio.ensure_future(stream(llm, n, {5: event} if n == 1 else {})) for n in range(3)]
+            await event.wait()
+            allocate, callers = cache.allocate, set[str]()
+
+            def watched() -> int | None:
+                callers.add(threading.current_thread().name)
+                return allocate()
+
+            monkeypatch.setattr(cache, "allocate", watched)
+            with pytest.raises(InvalidParameter, match="name exit_layer or adapter"):
+                await llm.replace_drafter(bare)
+            assert list(await asyncio.gather(*streams)) == plain
+            await llm.replace_drafter(SpeculativeConfig(method="early_exit", exit_layer=1, num_speculative_tokens=4))
+            assert await stream(llm, 0, {}) == plain[0]
+            assert callers <= {"outpace-engine"}
+            assert (exit_layer, llm.built.speculative[0].exit_layer) != (None, None)
+            assert llm.failure is None
+
+    run(main())
+
+
 def test_a_call_into_the_engines_thread() -> None:
     """What it returns and raises reaches the caller; nobody waits for ever if the thread ends first."""
 
