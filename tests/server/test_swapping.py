@@ -274,9 +274,7 @@ def test_heads_come_from_one_folder_alone(heads: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["~nosuchuser/x", "a\0b", "x" * 300, "circle/x"])
-def test_names_that_no_folder_can_have_are_refused(
-    heads: Place, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_names_that_no_folder_can_have_are_refused(heads: Place, name: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         (heads.runs / "circle").symlink_to(heads.runs / "circle")
         async with serving(heads) as (llm, client):
@@ -382,8 +380,11 @@ def test_the_command(heads: Place, capsys: pytest.CaptureFixture[str], monkeypat
     run(main())
     assert outpace_main(["swap", "http://127.0.0.1:1", "x"]) == 1
     assert "cannot be reached" in capsys.readouterr().err
-    assert outpace_main(["swap", "localhost:8000", "x"]) == 2
-    assert "write http://HOST:PORT" in capsys.readouterr().err
+    for url in ("localhost:8000", "http://host:abc", "http://[::1", "http://", "http://host:99999"):
+        assert outpace_main(["swap", url, "x"]) == 2
+        assert "write http://HOST:PORT" in capsys.readouterr().err
+    assert outpace_main(["swap", "http://127.0.0.1:1/a b", "x"]) == 1
+    assert "is no outpace server" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_is_refused_at_start(tmp_path: Path) -> None:
