@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,14 @@ KINDS = {EAGLE3: "EAGLE-3 head", EARLY_EXIT: "adapter of an early exit"}
 
 def copy_drafter(run: Path, place: Path) -> None:
     """The drafter alone, without what a run keeps beside it."""
+    files = [run / "drafter" / name for name in ("config.json", "model.safetensors")]
+    for file in files:
+        if not file.is_file():
+            sys.exit(f"{file} is missing: name a finished run of `outpace train`, with one exit layer at most")
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors"):
-        shutil.copyfile(run / "drafter" / name, place / name)
+    for file in files:
+        shutil.copyfile(file, place / file.name)
 
 
 def measurements(run: Path) -> list[dict[str, Any]]:
@@ -52,7 +57,7 @@ def best_of(run: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
 
 def about_run(kind: str, run: Path, folder: Path) -> list[str]:
     plan = json.loads((run / "run.json").read_text())
-    index = json.loads((Path(plan["data"]) / "index.json").read_text())
+    index = json.loads((Path(plan["data"] or run / "data") / "index.json").read_text())
     train, settings = index["splits"]["train"], plan["train"]
     first, best, step = best_of(run)
     size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6

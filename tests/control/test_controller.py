@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -177,6 +178,31 @@ def test_what_is_tried_is_part_of_the_plan_and_what_it_replaces_is_not(batch: in
     Simulation(controller, drafters, seconds, stalls=0.0).run(range(batch), 200)
     assert (True, True) in seen[100:] or (False, True) in seen[100:]
     assert (True, False) in seen[100:], "the model drafts, and lookups are tried in its place"
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_a_drafter_is_asked_for_no_more_than_it_may_give(most: int) -> None:
+    """Sixteen tokens may be looked up, fewer computed: that is all that is planned, and rows are set aside for."""
+    controller = taught(0.95, computing=True)
+    asked = replace(wish(1000, most=16, free=None, behind=1), limits={"model": most} if most < 16 else {})
+    assert controller.ceilings([asked], 0) == [most]
+    (allotment,) = controller.allot([asked], [None], 0)
+    assert 1 <= allotment.num_tokens <= most
+    step, target = controller._step, controller.knowledge.target.now
+    assert step.num_drafted <= most
+    assert step.total == pytest.approx(target.seconds(1 + step.num_drafted) + step.drafting)
+
+
+def test_a_drafter_that_stops_is_tried_with_few_tokens_like_any_other() -> None:
+    """It was timed another day, and what it says may mean nothing."""
+    controller = AdaptiveController(ControlSettings(relative_costs={"model": 0.1}))
+    controller.observe(StepFacts(2, 1, [], [], [], 0.01))
+    costs = controller.knowledge.costs("model")
+    costs.stops, costs.num_calls = True, 1
+    for drafts, most in ((0, 1), (1, 2), (2, 3)):
+        controller.knowledge.acceptance("model").num_drafts = drafts
+        (allotment,) = controller.allot([wish(1, most=8, free=None, behind=0)], [None], 0)
+        assert 1 <= allotment.num_tokens <= most
 
 
 def test_a_drafter_that_must_be_slower_than_the_target_is_not_tried_for_it() -> None:

@@ -105,7 +105,7 @@ def test_old_and_new_are_measured_on_the_same_windows(world: World, kind: str, d
     assert result is not None
     assert not result.better
     assert result.old == result.new == weights_digest(folder) == weights_digest(tmp_path / "still" / "drafter")
-    assert "the same 6 held-out windows (together +0.000 +- 0.000)" in result.said
+    assert "held-out texts (together +0.000 +- 0.000)" in result.said
 
     heart = random_windows(6, 16, world.material.vocab_size, 9)
     write_data(tmp_path / "same", heart, heart, world.identity, [])

@@ -93,7 +93,8 @@ def test_kinds_share_stored_states(world: World, tmp_path: Path) -> None:
     windows = random_windows(2, 12, 200)
     first, second = world.target(EXIT), world.target(1)
     StoredStates(tmp_path, "train", "fp16", first, world.identity).make(windows, lambda *_: None)
-    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    (place,) = tmp_path.iterdir()
+    before = {path.name: path.stat().st_mtime_ns for path in place.glob("*.safetensors")}
     ran: list[list[int]] = []
     states = second.states
 
@@ -105,9 +106,9 @@ def test_kinds_share_stored_states(world: World, tmp_path: Path) -> None:
     shared = StoredStates(tmp_path, "train", "fp16", second, world.identity)
     shared.make(windows, lambda *_: None)
     assert ran == [[1]]
-    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    after = {path.name: path.stat().st_mtime_ns for path in place.glob("*.safetensors")}
     assert {name: after[name] for name in before} == before
-    assert set(after) - set(before) == {"train-L01-00000.safetensors"}
+    assert set(after) - set(before) == {"L01-00000.safetensors"}
     which = torch.tensor([1])
     assert shared.states(windows[which], which).keys() == {1, LAYERS}
 
@@ -129,34 +130,55 @@ def test_stored_states_are_the_same_up_to_rounding(world: World, tmp_path: Path,
     assert found.keys() == exact.keys() == {EXIT, LAYERS}
     for layer, rows in found.items():
         assert (rows - exact[layer]).abs().max() < tolerance * exact[layer].abs().max()
-    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     assert size == pytest.approx(stored_bytes(kind, 19 * 12, 2, HIDDEN), rel=0.1)
 
 
-def test_stored_states_are_made_once_and_anew_for_other_texts(world: World, tmp_path: Path) -> None:
+def test_stored_states_are_made_once_and_beside_those_of_other_texts(world: World, tmp_path: Path) -> None:
     windows = random_windows(9, 12, 200)
     stored(world, tmp_path, "fp16").make(windows, lambda *_: None)
-    first = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    (tmp_path / "train-L02-00001.safetensors").unlink()  # as if it had been stopped there
+    (place,) = tmp_path.iterdir()
+    first = {path.name: path.stat().st_mtime_ns for path in place.glob("*.safetensors")}
+    (place / "L02-00001.safetensors").unlink()  # as if it had been stopped there
     stored(world, tmp_path, "fp16").make(windows, lambda *_: None)
-    second = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    second = {path.name: path.stat().st_mtime_ns for path in place.glob("*.safetensors")}
     assert first.keys() == second.keys()
-    assert [name for name in first if first[name] != second[name]] == ["train-L02-00001.safetensors"]
+    assert [name for name in first if first[name] != second[name]] == ["L02-00001.safetensors"]
     other = random_windows(9, 12, 200, seed=1)
     states = stored(world, tmp_path, "fp16")
     states.make(other, lambda *_: None)
     which = torch.tensor([3])
     exact = world.target(EXIT).states(other[which], which)[EXIT]
     assert (states.states(other[which], which)[EXIT] - exact).abs().max() < 1e-2
+    assert {path.name: path.stat().st_mtime_ns for path in place.glob("*.safetensors")} == second
+
+
+def test_runs_with_other_numbers_or_precision_do_not_meet(world: World, target_folder: Path, tmp_path: Path) -> None:
+    """One reads while the others write: each has its own, and the right, states."""
+    windows = random_windows(3, 12, 200)
+    which = torch.tensor([2])
+    kinds = {kind: stored(world, tmp_path, kind) for kind in ("fp16", "int8")}
+    kinds["fp16"].make(windows, lambda *_: None)
+    before = kinds["fp16"].states(windows[which], which)[EXIT]
+    kinds["int8"].make(windows, lambda *_: None)
+    rounded = World(target_folder, "int8")
+    other = StoredStates(tmp_path, "train", "fp16", rounded.target(EXIT), rounded.identity)
+    other.make(windows, lambda *_: None)
+    assert torch.equal(kinds["fp16"].states(windows[which], which)[EXIT], before)
+    exact = rounded.target(EXIT).states(windows[which], which)[EXIT]
+    assert (other.states(windows[which], which)[EXIT] - exact).abs().max() < 1e-3 * exact.abs().max()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_damaged_states_are_named(world: World, tmp_path: Path) -> None:
     windows = random_windows(2, 12, 200)
     stored(world, tmp_path, "fp16").make(windows, lambda *_: None)
-    path = tmp_path / "train-L02-00000.safetensors"
+    (path,) = tmp_path.glob("*/L02-00000.safetensors")
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"train-L02-00000.safetensors is missing or damaged"):
-        stored(world, tmp_path, "fp16").states(windows, torch.tensor([0]))
+    states = stored(world, tmp_path, "fp16")
+    states.make(windows, lambda *_: None)
+    with pytest.raises(CheckpointError, match=r"L02-00000.safetensors is missing or damaged"):
+        states.states(windows, torch.tensor([0]))
 
 
 def test_a_folder_that_cannot_be_made(world: World, tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def _say_outcome(outcome: Outcome, kind: str, folder: Path) -> None:
         say(f"{name}: mean acceptance length {_both(first)} before, {_both(item)} after step {step} (kept)")
     if outcome.better is not None:
         swap = f"Better: `outpace swap URL {folder}` puts it into a server that serves the head it began as."
-        say(swap if outcome.better else "Not better than the head it began as, which stays.")
+        say(swap if outcome.better else "Not shown to be better than the head it began as, which stays.")
     served = {name: json.loads(config) for name, config in outcome.served.items()}
     for config in served.values():
         say(f"Serve it with: --speculative-config '{json.dumps(config)}'")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-__all__ = ["Acceptance", "Chains", "Tally", "chains_of_rows"]
+__all__ = ["Acceptance", "Chains", "Tally", "chains_of_rows", "texts_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Tally:
                 self.reached[2 * number + 1][j] += float(before.sum())
         runs = _runs(chains)
         lengths = chains.exists.sum(1).tolist()
-        for begin, end in _texts(chains.follows):
+        for begin, end in texts_of(chains.follows):
             row = begin
             while row < end:
                 self.steps += 1
@@ -124,7 +124,7 @@ def chains_of_rows(agrees: torch.Tensor, alpha: torch.Tensor, follows: torch.Ten
         chain, dtype=torch.int64, device="cpu"
     )
     ends = torch.empty(count, dtype=torch.int64, device="cpu")
-    for begin, end in _texts(follows):
+    for begin, end in texts_of(follows):
         ends[begin:end] = end
     exists = rows < ends.unsqueeze(1)
     rows = rows.clamp_max(max(0, count - 1))
@@ -137,7 +137,7 @@ def _runs(chains: Chains) -> Sequence[int]:
     return runs
 
 
-def _texts(follows: torch.Tensor) -> list[tuple[int, int]]:
+def texts_of(follows: torch.Tensor) -> list[tuple[int, int]]:
     """Rows [begin, end) of each text."""
     begins = [row for row, goes_on in enumerate(follows.tolist()) if not goes_on]
     return list(zip(begins, [*begins[1:], len(follows)], strict=True))

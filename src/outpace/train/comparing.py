@@ -1,7 +1,7 @@
-"""Whether a new head is accepted more often than the one it began as: both on the same held-out windows, one by one.
+"""Whether a new head is accepted more often than the one it began as: both on the same held-out texts, one by one.
 
-Two heads differ less than two windows do, so what counts is what each window says of both. A gain is believed if it is
-large against how much the windows disagree about it.
+Two heads differ less than two texts do, so what counts is what each text says of both. A gain is believed if it is
+large against how much the texts disagree about it. A longer text has more to say, and counts for as much more.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean, stdev
 
 import torch
 
-from outpace.train.acceptance import Acceptance, Tally
+from outpace.train.acceptance import Acceptance, Chains, Tally, texts_of
 from outpace.train.data.packing import Windows
 from outpace.train.kinds.base import Kind
 from outpace.train.measuring import spread
@@ -22,8 +21,8 @@ from outpace.train.target import StateSource, Target, batch_of
 __all__ = ["Comparison", "Judged", "compare", "judge"]
 
 _MOST_WINDOWS = 200
-_FEWEST_WINDOWS = 4
-"""With fewer, nobody can tell how much windows disagree."""
+_FEWEST_TEXTS = 4
+"""With fewer, nobody can tell how much texts disagree."""
 _WORTH = 0.005
 """Share of the old score that a gain has to be, however sure it is: less is not worth a change."""
 _SURE = 2.0
@@ -32,34 +31,36 @@ _SURE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A head on some windows.
+    """A head on some texts.
 
     Args:
         acceptance: over all of them.
-        scores: [windows] of each, tokens a step brings at temperature 0 and at 1, together.
+        scores: [texts] of each, tokens a step brings at temperature 0 and at 1, together.
+        rows: [texts] chains looked at in each.
     """
 
     acceptance: Acceptance
     scores: tuple[float, ...]
+    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two heads on the same windows.
+    """Two heads on the same texts.
 
     Args:
         old: of the head that training began as.
         new: of the one that came of it.
-        gain: by which the new one's score is higher, the mean over windows.
-        doubt: standard error of that; infinite where there are too few windows to tell.
-        windows: how many there were.
+        gain: by which the new one's score is higher, the mean over texts by their length.
+        doubt: standard error of that; infinite where there are too few texts to tell.
+        texts: how many there were.
     """
 
     old: Acceptance
     new: Acceptance
     gain: float
     doubt: float
-    windows: int
+    texts: int
 
     @property
     def is_better(self) -> bool:
@@ -73,8 +74,8 @@ class Comparison:
         sure = "too few to tell" if math.isinf(self.doubt) else f"together {self.gain:+.3f} +- {self.doubt:.3f}"
         return (
             f"mean acceptance length {new.greedy_length:.3f} at temperature 0 and {new.sampled_length:.3f} at 1; the "
-            f"head it began as had {old.greedy_length:.3f} and {old.sampled_length:.3f}, on the same {self.windows} "
-            f"held-out windows ({sure})"
+            f"head it began as had {old.greedy_length:.3f} and {old.sampled_length:.3f}, on the same {self.texts} "
+            f"held-out texts ({sure})"
         )
 
 
@@ -91,22 +92,32 @@ def judge(
         chain: draft length.
         report: takes (windows done, windows in all).
     """
-    whole, scores = Tally(chain), []
+    whole, scores, rows = Tally(chain), [], []
     chosen = spread(len(windows), _MOST_WINDOWS)
     for done, which in enumerate(torch.split(chosen, 1), 1):
         [chains] = kind.chains(batch_of(target, windows, states, which)).values()
-        own = Tally(chain)
-        for tally in (whole, own):
-            tally.add(chains)
-        found = own.result()
-        scores.append(found.greedy_length + found.sampled_length)
+        whole.add(chains)
+        for begin, end in texts_of(chains.follows):
+            here = slice(begin, end)
+            own = Tally(chain)
+            own.add(Chains(chains.agrees[here], chains.alpha[here], chains.exists[here], chains.follows[here]))
+            found = own.result()
+            scores.append(found.greedy_length + found.sampled_length)
+            rows.append(end - begin)
         report(done, len(chosen))
-    return Judged(whole.result(), tuple(scores))
+    return Judged(whole.result(), tuple(scores), tuple(rows))
 
 
 def compare(old: Judged, new: Judged) -> Comparison:
-    """Two heads that were judged on the same windows."""
+    """Two heads that were judged on the same texts."""
+    assert old.rows == new.rows, "the same texts"
     differences = [after - before for before, after in zip(old.scores, new.scores, strict=True)]
-    count = len(differences)
-    doubt = stdev(differences) / math.sqrt(count) if count >= _FEWEST_WINDOWS else math.inf
-    return Comparison(old.acceptance, new.acceptance, fmean(differences), doubt, count)
+    count, total = len(differences), sum(old.rows)
+    if not total:
+        return Comparison(old.acceptance, new.acceptance, 0.0, math.inf, 0)
+    gain = sum(weight * each for weight, each in zip(old.rows, differences, strict=True)) / total
+    doubt = math.inf
+    if count >= _FEWEST_TEXTS:
+        squares = sum((weight * (each - gain)) ** 2 for weight, each in zip(old.rows, differences, strict=True))
+        doubt = math.sqrt(squares * count / (count - 1)) / total
+    return Comparison(old.acceptance, new.acceptance, gain, doubt, count)

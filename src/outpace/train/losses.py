@@ -99,8 +99,10 @@ class _HeadLoss(torch.autograd.Function):
             rows = slice(begin, min(begin + step, len(hidden)))
             p, best = teacher(rows.start, rows.stop)
             part = hidden[rows]
-            q = F.linear(part, weight, bias).softmax(-1)
-            confidence, guess = q.max(-1)
+            logits = F.linear(part, weight)
+            guess = logits.argmax(-1)  # a token that stands for many is not the likelier for it
+            q = (logits if bias is None else logits.add_(bias)).softmax(-1)
+            confidence = q.amax(-1)
             loss, alpha, grad = _value_and_gradient(kind, p, q, gradient=needs_hidden or needs_weight)
             losses.append((loss * row_weights[rows]).sum())
             alphas.append(alpha)

@@ -90,7 +90,7 @@ def write_result(folder: Path, old: Beginning, new: Beginning, identity: Identit
         "better": comparison.is_better,
         "said": comparison.describe(),
         "target": identity.as_dict(),
-        "windows": comparison.windows,
+        "texts": comparison.texts,
         "gain": comparison.gain,
         "doubt": None if math.isinf(comparison.doubt) else comparison.doubt,
     }

@@ -1,12 +1,13 @@
 """The target's states on disk: it runs over the data once, and training then needs its output head alone.
 
-states/{train,valid}-L12-00000.safetensors    states entering layer 12 of some windows: "rows" [n, W, H], in int8 with
-                                              "scale" [n, W, H / 32]; the number of layers: leaving the last
-states/{train,valid}-said-00000.safetensors   what the target says: "log_sum" [n, W] float32, the logarithm of the sum
-                                              of its exponentiated logits, and "best" [n, W] int32, its likeliest token
-states/{train,valid}.json                     whose, which numbers, of which windows
+states/PLACE/L12-00000.safetensors    states entering layer 12 of some windows: "rows" [n, W, H], in int8 with "scale"
+                                      [n, W, H / 32]; the number of layers: leaving the last
+states/PLACE/said-00000.safetensors   what the target says: "log_sum" [n, W] float32, the logarithm of the sum of its
+                                      exponentiated logits, and "best" [n, W] int32, its likeliest token
+states/PLACE/of.json                  whose, in which precision and numbers, of which windows
 
-Drafters of several kinds share what they need alike.
+PLACE is train or valid, the numbers' kind, and a hash of `of.json`: runs of several kinds of drafters share what they
+need alike, and runs with other numbers or another precision never meet.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class StoredStates:
 
     def __init__(self, folder: Path, split: str, kind: str, target: Target, identity: Identity) -> None:
         self._folder, self._split, self._kind = make_folder(folder), split, kind
+        self._place = self._folder
         self._target, self._identity = target, identity
 
     def make(self, windows: Windows, progress: Callable[[int, int], None]) -> None:
@@ -64,11 +66,9 @@ class StoredStates:
             OutpaceError: the disk is full, or the folder cannot be written.
         """
         key = self._key(windows)
-        path = self._folder / f"{self._split}.json"
-        if not path.is_file() or path.read_text() != json.dumps(key, indent=2) + "\n":
-            for old in self._folder.glob(f"{self._split}-*.safetensors"):
-                old.unlink()
-            write_json(path, key)
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        self._place = make_folder(self._folder / f"{self._split}-{self._kind}-{digest[:16]}")
+        write_json(self._place / "of.json", key)
         for number, begin in enumerate(range(0, len(windows), _SHARD)):
             which = torch.arange(begin, min(begin + _SHARD, len(windows)), dtype=torch.int64, device="cpu")
             self._make_shard(number, windows[which], which)
@@ -113,7 +113,7 @@ class StoredStates:
             write_bytes(self._file(_SAID, number), save({"log_sum": log_sum, "best": best.int()}))
 
     def _file(self, what: str, number: int) -> Path:
-        return self._folder / f"{self._split}-{what}-{number:05}.safetensors"
+        return self._place / f"{what}-{number:05}.safetensors"
 
     def _read(self, what: str, which: torch.Tensor, names: Sequence[str]) -> list[list[torch.Tensor]]:
         """For each window, the tensors of these names."""
