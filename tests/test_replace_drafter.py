@@ -17,6 +17,7 @@ from outpace.build import Built, build
 from outpace.config import EngineConfig, SpeculativeConfig
 from outpace.control.controller import AdaptiveController
 from outpace.decisions import DraftCall
+from outpace.drafters.feature_head import FeatureHeadDrafter
 from outpace.engine.engine import Engine
 from outpace.errors import CheckpointError, InvalidParameter, OutOfMemory, OutpaceError, Unavailable
 from outpace.params import SamplingParams, SpeculationParams
@@ -138,6 +139,32 @@ def test_an_adapter_in_the_place_of_a_bare_exit_observes_every_row(
     queries = made.engine.prefix_cache_queries
     assert answers(made.engine, made) == plain
     assert made.engine.prefix_cache_queries == queries
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_new_head_sees_the_whole_text(
+    world: World, heads: dict[str, list[SpeculativeConfig]], plain: list[list[int]], reuse: bool
+) -> None:
+    """Of requests that run, and of those that would have reused rows which were computed before it came."""
+    old, new = heads["eagle3"]
+    made = built(world, old, enable_prefix_caching=reuse)
+    engine = made.engine
+    assert answers(engine, made) == plain
+    params = PARAMS[0].resolved(made.defaults)
+    engine.submit(engine.prepare(list(range(200, 160, -1)), params))
+    for _ in range(6):
+        engine.step()
+    assert made.make_drafter is not None
+    replacement = made.make_drafter(new).drafter
+    assert isinstance(replacement, FeatureHeadDrafter)
+    engine.replace_drafter("eagle3", replacement)
+    engine.submit(engine.prepare([*PROMPTS[1], 3], params))
+    for _ in range(4):
+        engine.step()
+    seen = [rows.num_rows for rows in replacement._running.values() if rows is not None]
+    assert sorted(count >= 40 for count in seen) == [True, True]
+    assert max(seen) >= 50
+    engine.check_integrity()
 
 
 def test_others_go_on_where_they_are(
@@ -327,6 +354,38 @@ def test_a_drafter_that_cannot_be_loaded_leaves_the_old_one(
             assert await stream(llm, 1, {}) == plain[1]
         with pytest.raises(Unavailable):
             await llm.replace_drafter(new)
+
+    run(main())
+
+
+def test_nobody_else_computes_with_the_cache_of_an_engine_that_runs(
+    world: World, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exit that is not named would have to be tried, which takes a lane and rows of the same cache."""
+    bare = SpeculativeConfig(method="early_exit", num_speculative_tokens=4)
+
+    async def main() -> None:
+        llm = AsyncLLM(built(world, bare, max_num_seqs=3))
+        exit_layer = llm.built.speculative[0].exit_layer
+        async with llm:
+            cache, event = llm.built.engine.cache, asyncio.Event()
+            streams = [asyncio.ensure_future(stream(llm, n, {5: event} if n == 1 else {})) for n in range(3)]
+            await event.wait()
+            allocate, callers = cache.allocate, set[str]()
+
+            def watched() -> int | None:
+                callers.add(threading.current_thread().name)
+                return allocate()
+
+            monkeypatch.setattr(cache, "allocate", watched)
+            with pytest.raises(InvalidParameter, match="name exit_layer or adapter"):
+                await llm.replace_drafter(bare)
+            assert list(await asyncio.gather(*streams)) == plain
+            await llm.replace_drafter(SpeculativeConfig(method="early_exit", exit_layer=1, num_speculative_tokens=4))
+            assert await stream(llm, 0, {}) == plain[0]
+            assert callers <= {"outpace-engine"}
+            assert (exit_layer, llm.built.speculative[0].exit_layer) != (None, None)
+            assert llm.failure is None
 
     run(main())
 

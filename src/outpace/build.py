@@ -252,7 +252,7 @@ def _another_drafter(item: SpeculativeConfig, *, source: Source, config: EngineC
     """
     beside, costs = replace(source, num_bytes=0), dict[str, float]()
     make = PLANNERS[item.method](item, beside, replace(config, cache_tokens=None), log.info)
-    drafter, settings = make(replace(parts, relative_costs=costs, notify=log.info))
+    drafter, settings = make(replace(parts, relative_costs=costs, notify=log.info, in_use=True))
     return NewDrafter(drafter, settings, costs.get(item.method))
 
 

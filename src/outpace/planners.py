@@ -46,7 +46,20 @@ __all__ = ["PLANNERS", "Maker", "Parts"]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a drafter may need to be made."""
+    """What a drafter may need to be made.
+
+    Args:
+        target: loaded.
+        cache: the target's.
+        tokenizer: the target's.
+        max_model_len: most positions of a text.
+        max_rows: of the cache.
+        notify: takes notes.
+        progress: takes progress of loading.
+        relative_costs: of drafters' passes over the target's, by method; makers add theirs.
+        at_end: what is written when the engine is no longer used; makers add theirs.
+        in_use: an engine steps with target and cache meanwhile: nobody else computes with them.
+    """
 
     target: Decoder | TransformersModel
     cache: KvCache
@@ -57,6 +70,7 @@ class Parts:
     progress: Progress
     relative_costs: dict[str, float] = field(default_factory=dict)
     at_end: list[Callable[[], None]] = field(default_factory=list)
+    in_use: bool = False
 
 
 Maker = Callable[[Parts], tuple[Drafter, SpeculativeConfig]]
@@ -264,8 +278,17 @@ def _head_maker(
 
 
 def _probed_exit(parts: Parts, num_tokens: int) -> tuple[int, int]:
-    """Exit and draft length with the best prediction; says so, and says when none pays."""
+    """Exit and draft length with the best prediction; says so, and says when none pays.
+
+    Raises:
+        InvalidParameter: an engine uses the cache, of whose lanes trying takes one.
+    """
     assert isinstance(parts.target, Decoder)
+    if parts.in_use:
+        raise InvalidParameter(
+            "method='early_exit' without exit_layer or adapter is not possible while the engine runs: which exit is "
+            "best can be tried at start alone; name exit_layer or adapter"
+        )
     ids = parts.tokenizer.encode(SAMPLE_TEXT)[: parts.max_model_len - 1]
     best = probe_exits(parts.target, parts.cache, ids, most_tokens=max(1, num_tokens))
     found = (

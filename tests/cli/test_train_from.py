@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,9 @@ def test_the_folder_alone_is_enough(outpace, records: Path, tmp_path: Path) -> N
     assert json.loads((tmp_path / found["folder"] / "result.json").read_text())["better"] is found["better"]
 
     assert free_name("outpace-early-exit-tiny") == "outpace-early-exit-tiny-2"
+    data = tmp_path / found["folder"] / "data"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in data.glob("*.safetensors")} == {0o600}
+    assert stat.S_IMODE(data.stat().st_mode) == 0o700
     refused = outpace("train", "early-exit", "--resume", "outpace-early-exit-tiny", "--from", str(records))
     assert "--from does not go with --resume" in refused.err
 
@@ -90,6 +94,29 @@ def test_records_of_another_model_are_refused(outpace, records: Path, tmp_path: 
     assert result.code == 1
     assert "answers-1.jsonl was made for tiny (weights" in result.err
     assert "not for other" in result.err
+
+
+def test_a_refused_run_leaves_no_folder(outpace, records: Path, tmp_path: Path) -> None:
+    """Nor does it take anything away that it has not made."""
+    other = str(save_target(tmp_path / "other", seed=4))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert outpace("train", "early-exit", "--from", str(records), "--model", other, *OPTIONS).code == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    (tmp_path / "mine" / "empty").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    for name in ("mine", "run"):
+        words = ("train", "early-exit", "--from", str(records), "--model", other, "--out", name)
+        assert outpace(*words, *OPTIONS).code == 1
+    assert (tmp_path / "mine" / "empty").is_dir()
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+def test_from_needs_a_folder(outpace) -> None:
+    result = outpace("train", "--from")
+    assert result.code == 2
+    assert "--from needs a folder" in result.err
+    assert "__main__" not in result.err
 
 
 def test_a_server_without_a_head(outpace, world: World, answers: list[dict[str, Any]], records: Path) -> None:

@@ -137,6 +137,104 @@ def test_a_new_recorder_goes_on_within_the_limit_of_the_old_files(tmp_path: Path
     assert answers_in(tmp_path)[-1] == [2, 399]
 
 
+def test_files_that_no_server_wrote_are_nobodys_to_delete(tmp_path: Path) -> None:
+    """Of any name: without the first line of a server's, or with it under a name that none gives."""
+    mine = {
+        "answers-mine.jsonl": '{"prompt": "x"}\n' * 3000,
+        "answers-20200101T000000.000000-1-000001.jsonl": '{"prompt": "x"}\n' * 3000,
+        "answers-0-kept-by-hand.jsonl": json.dumps(HEADER) + "\n" + '{"prompt_token_ids":[1],"token_ids":[2]}\n' * 900,
+    }
+    for name, text in mine.items():
+        (tmp_path / name).write_text(text)
+    recorder = recorder_in(tmp_path, 20_000)
+    for number in range(1000):
+        recorder.record(output([number]))
+    recorder.close(LONGEST_WAIT)
+    assert {name: (tmp_path / name).read_text() for name in mine} == mine
+    own = [path for path in tmp_path.iterdir() if path.name not in mine]
+    size = sum(path.stat().st_size for path in own)
+    assert 15_000 < size <= 20_000
+    assert recorder.counts().num_bytes == size
+    assert answers_in(tmp_path)[-1] != [0]
+    assert recorder.counts().written == 1000
+
+
+def test_two_servers_in_one_folder_leave_each_others_current_file(tmp_path: Path) -> None:
+    """The quiet one's file is the oldest, and is written to the whole time."""
+    quiet, busy = recorder_in(tmp_path, 20_000), recorder_in(tmp_path, 20_000)
+    quiet.record(output([1]))
+    wait_until(quiet, 1)
+    for number in range(2000):
+        busy.record(output([number + 10]))
+    wait_until(busy, 2000)
+    quiet.record(output([2]))
+    quiet.close(LONGEST_WAIT)
+    found = answers_in(tmp_path)
+    assert [answer for answer in found if answer[0] < 10] == [[1], [2]]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_000 + 2500
+    for number in range(2000):  # one that is no longer written goes as any other
+        busy.record(output([number + 10]))
+    busy.close(LONGEST_WAIT)
+    assert [answer for answer in answers_in(tmp_path) if answer[0] < 10] == []
+
+
+@pytest.mark.parametrize("move", [True, False])
+def test_a_file_that_was_taken_away_is_followed_by_a_new_one(tmp_path: Path, move: bool) -> None:
+    recorder = recorder_in(tmp_path / "here")
+    recorder.record(output([1]))
+    wait_until(recorder, 1)
+    [file] = (tmp_path / "here").iterdir()
+    if move:
+        file.rename(tmp_path / "moved.jsonl")
+    else:
+        file.unlink()
+    recorder.record(output([2]))
+    recorder.close(LONGEST_WAIT)
+    assert lines_in(tmp_path / "here") == [HEADER, {"prompt_token_ids": [1, 2], "token_ids": [2]}]
+    assert recorder.counts().num_bytes == sum(path.stat().st_size for path in (tmp_path / "here").iterdir())
+
+
+def test_whatever_fails_is_counted_and_said_once_and_the_next_one_is_tried(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = [True]
+
+    def header() -> dict[str, Any]:
+        if broken[0]:
+            raise RuntimeError("no header today")
+        return HEADER
+
+    recorder = Recorder(tmp_path, 10**6, header)
+    for number in range(3):
+        recorder.record(output([number]))
+    wait_until(recorder, 0, lost=3)
+    broken[0] = False
+    recorder.record(output([7]))
+    recorder.close(LONGEST_WAIT)
+    assert answers_in(tmp_path) == [[7]]
+    assert recorder.counts().lost["disk"] == 3
+    assert sum("no header today" in record.message for record in caplog.records) == 1
+
+
+def test_a_file_that_cannot_be_closed_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, close = recorder_in(tmp_path), os.close
+    recorder.record(output([1]))
+    wait_until(recorder, 1)
+
+    def failing(file: int) -> None:
+        close(file)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("outpace.server.record_file.RecordFile.close", lambda file: failing(file._file))
+        recorder.renew()
+        recorder.record(output([2]))
+        wait_until(recorder, 1, lost=1)
+    recorder.record(output([3]))
+    recorder.close(LONGEST_WAIT)
+    assert answers_in(tmp_path) == [[1], [3]]
+
+
 def test_an_answer_longer_than_a_file_is_left_out(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, 8000)
     recorder.record(output([7] * 2000))

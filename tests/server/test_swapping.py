@@ -273,6 +273,34 @@ def test_heads_come_from_one_folder_alone(heads: Place, tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "a\0b", "x" * 300, "circle/x"])
+def test_names_that_no_folder_can_have_are_refused(heads: Place, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        (heads.runs / "circle").symlink_to(heads.runs / "circle")
+        async with serving(heads) as (llm, client):
+            run_name = name if name.startswith("~") else f"{heads.runs}/{name}"
+            error = await refused(client, DRAFTER, 409, run=run_name)
+            assert error["message"].startswith("the old drafter stays: ")
+            assert len(error["message"]) < 600
+            assert loaded(llm) == str(heads.old)
+
+    run(main())
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_head_behind_a_link_out_of_the_folder_is_refused(heads: Place, tmp_path: Path) -> None:
+    async def main() -> None:
+        folder = heads.run("better")
+        (folder / "drafter").rename(tmp_path / "elsewhere")
+        (folder / "drafter").symlink_to(tmp_path / "elsewhere")
+        async with serving(heads) as (llm, client):
+            error = await refused(client, DRAFTER, 403, run=str(folder), force=True)
+            assert "is not below" in error["message"]
+            assert loaded(llm) == str(heads.old)
+
+    run(main())
+
+
 def test_one_at_a_time(heads: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         folder = heads.run("better")
@@ -352,8 +380,11 @@ def test_the_command(heads: Place, capsys: pytest.CaptureFixture[str], monkeypat
     run(main())
     assert outpace_main(["swap", "http://127.0.0.1:1", "x"]) == 1
     assert "cannot be reached" in capsys.readouterr().err
-    assert outpace_main(["swap", "localhost:8000", "x"]) == 2
-    assert "write http://HOST:PORT" in capsys.readouterr().err
+    for url in ("localhost:8000", "http://host:abc", "http://[::1", "http://", "http://host:99999"):
+        assert outpace_main(["swap", url, "x"]) == 2
+        assert "write http://HOST:PORT" in capsys.readouterr().err
+    assert outpace_main(["swap", "http://127.0.0.1:1/a b", "x"]) == 1
+    assert "is no outpace server" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_is_refused_at_start(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 
 from outpace.train.data.builtin import builtin_prompts
 from outpace.train.data.document import Document
 from outpace.train.data.holding_out import split_documents
+from outpace.train.data.talks import talks_of
 
 
 class Words:
@@ -97,3 +99,49 @@ def test_built_in_prompts_about_one_thing_are_on_one_side() -> None:
     assert 70 <= len(valid) <= 80
     for words in ("that counts the words in a string", "reverses a linked list", "validates an ISBN"):
         assert sum(any(words in prompt for prompt in side) for side in (train, valid)) == 1
+
+
+def recorded(seed: int) -> tuple[list[list[int]], list[list[int]], list[int]]:
+    """(prompts, answers, numbers of conversations) of 60 conversations of four turns each, mixed."""
+    rng = random.Random(seed)
+
+    def words(count: int) -> str:
+        return " ".join("".join(rng.choices("abcdefgh", k=5)) for _ in range(count))
+
+    found = []
+    for number in range(60):
+        text = f"<s>you are kind and never say no to anybody\n<u>{words(6)}.\n<a>"
+        for turn in range(4):
+            answer = f"{words(12 + 3 * turn)}. {words(9)}."
+            found.append(([*map(ord, text)], [*map(ord, answer)], number))
+            text += f"{answer.removesuffix('.')}\n<u>{words(6)}.\n<a>"  # a template may write answers otherwise later
+    rng.shuffle(found)
+    return [each[0] for each in found], [each[1] for each in found], [each[2] for each in found]
+
+
+def test_turns_of_a_conversation_are_one_talk() -> None:
+    prompts, _, numbers = recorded(0)
+    talks = talks_of([array("i", ids) for ids in prompts])
+    assert len(set(zip(talks, numbers, strict=True))) == len(set(talks)) == len(set(numbers)) == 60
+
+
+def test_short_prompts_begin_no_talk() -> None:
+    prompts = [[1], [1, 2, 3], [1, 2, 4], list(range(1, 9)), list(range(1, 10)), [*range(1, 9), 99], [5, *range(9)]]
+    talks = talks_of([array("i", ids) for ids in prompts])
+    assert len({talks[i] for i in (0, 1, 2, 3, 6)}) == 5
+    assert talks[3] == talks[4] == talks[5]
+    assert talks_of([]) == []
+
+
+def test_turns_of_a_conversation_fall_on_one_side() -> None:
+    """Also where windows hold no more than their ends."""
+    prompts, answers, numbers = recorded(1)
+    talks = talks_of([array("i", ids) for ids in prompts])
+    for window in (None, 150):
+        documents = [Document.answer(*each, window, talk) for *each, talk in zip(prompts, answers, talks, strict=True)]
+        sides = split_documents(documents, WORDS.decode, 0.1, 0)
+        where = {id(document): number for document, number in zip(documents, numbers, strict=True)}
+        train, valid = ({where[id(document)] for document in side} for side in sides)
+        assert not train & valid
+        assert len(valid) == 6
+        assert len(sides[1]) == 24

@@ -181,6 +181,32 @@ def test_what_another_model_said_is_refused(tmp_path: Path) -> None:
         list(read_records(str(tmp_path), ME))
 
 
+def test_files_of_another_model_are_left_out_where_there_are_others(tmp_path: Path) -> None:
+    """A server was given another model, and went on recording into the same folder."""
+    other = replace(ME, model="other", weights="def")
+    recorded(tmp_path / "answers-1.jsonl", other, 1, 2)
+    recorded(tmp_path / "answers-2.jsonl", ME, 3)
+    lines(tmp_path / "answers-3.jsonl", {HEADER: 2, "target": ME.as_dict()})
+    recorded(tmp_path / "answers-4.jsonl", ME, 4)
+    said: list[str] = []
+    assert [answer for _, [answer] in read_records(str(tmp_path), ME, said.append)] == [4, 3]
+    [line] = said
+    assert "2 of 4 files of recorded answers are left out" in line
+    assert [answer for _, [answer] in read_records(str(tmp_path), other)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"drafters": [1]}, {"drafters": 5}, {"engine": 5}, {"engine": {"model": 5}}, {"drafters": [{"model": []}]}],
+)
+def test_a_damaged_first_line_is_named(tmp_path: Path, damage: dict[str, Any]) -> None:
+    lines(tmp_path / "answers-1.jsonl", {HEADER: 1, "target": ME.as_dict(), **damage})
+    with pytest.raises(BadInput, match=r"answers-1\.jsonl, line 1 is damaged"):
+        newest_header(tmp_path)
+    with pytest.raises(BadInput, match=r"answers-1\.jsonl, line 1 is damaged"):
+        list(read_records(str(tmp_path), ME))
+
+
 def test_a_folder_without_recorded_answers_says_so(tmp_path: Path) -> None:
     lines(tmp_path / "mine.jsonl", {"prompt_token_ids": [1], "token_ids": [9]})
     (tmp_path / "answers-1.jsonl").write_text('{"outpace_rec')

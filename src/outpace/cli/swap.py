@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
         BadInput: the URL is none.
         OutpaceError: the server refused, or cannot be reached.
     """
-    if urlsplit(arguments.url).scheme not in ("http", "https"):
+    if not _is_address(arguments.url):
         raise BadInput(f"{arguments.url!r} is no server: write http://HOST:PORT")
     folder = Path(arguments.folder).expanduser()
     place = str(folder.absolute()) if folder.exists() else arguments.folder
@@ -48,6 +49,14 @@ def run(arguments: argparse.Namespace, backend: Backend) -> int:
     say(f"{swapped['method']} now drafts with {swapped.get('model') or swapped.get('adapter')} ({answer['reason']})")
     print(json.dumps(answer))
     return 0
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0  # asking may raise
+    except ValueError:
+        return False
 
 
 def _key(arguments: argparse.Namespace) -> str | None:
@@ -64,8 +73,8 @@ def _ask(url: str, key: str | None, body: dict[str, Any]) -> Any:
         raise OutpaceError(f"{url} refused ({error.code}): {_message(error)}") from error
     except (URLError, OSError) as error:
         raise OutpaceError(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from error
-    except ValueError as error:
-        raise OutpaceError(f"{url} is no outpace server: its answer is not JSON") from error
+    except (ValueError, HTTPException) as error:
+        raise OutpaceError(f"{url} is no outpace server: {error!s:.80}") from error
 
 
 def _message(error: HTTPError) -> str:

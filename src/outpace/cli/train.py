@@ -15,8 +15,8 @@ from outpace.cli.backend import Backend
 from outpace.cli.options import NUMBER_WORDS, Parser, add_engine_options, engine_config, flag_of, given_options
 from outpace.cli.progress import Progress
 from outpace.cli.streams import say
-from outpace.cli.train_from import EPILOG, Recorded, add_from, add_head, free_name
-from outpace.errors import BadInput
+from outpace.cli.train_from import EPILOG, Recorded, add_from, add_head, clear_refused, free_name
+from outpace.errors import BadInput, OutpaceError
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 
 if TYPE_CHECKING:
@@ -206,9 +206,14 @@ def _run_training(arguments: argparse.Namespace, backend: Backend) -> int:
         plan = run.resumed(Path(arguments.resume).expanduser(), lambda engine: replace(engine, **changes))
         if plan.kind != arguments.kind:
             raise BadInput(f"{arguments.resume} is a run of `outpace train {plan.kind}`, not {arguments.kind}")
+    is_new = not plan.folder.exists()
     try:
         with Progress() as progress:
             outcome = run.train(plan, progress.say, progress.report)
+    except OutpaceError:
+        if is_new:
+            clear_refused(plan.folder)
+        raise
     except KeyboardInterrupt:
         if (plan.folder / "run.json").is_file():
             say(f"Interrupted. {_how_to_go_on(arguments.kind, plan.folder)}")

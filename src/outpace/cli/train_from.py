@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,7 +13,7 @@ from typing import Any
 from outpace.errors import BadInput
 from outpace.train.data.recorded import SERVED_AS, head_of, newest_header
 
-__all__ = ["EPILOG", "Recorded", "add_from", "add_head", "free_name", "with_kind"]
+__all__ = ["EPILOG", "Recorded", "add_from", "add_head", "clear_refused", "free_name", "with_kind"]
 
 EPILOG = (
     "`outpace train --from DIR [OPTIONS]` goes on with the drafter of the server that recorded DIR (`outpace serve "
@@ -83,10 +84,12 @@ def with_kind(arguments: Sequence[str]) -> Sequence[str]:
     if len(arguments) < 2 or arguments[0] != "train" or not arguments[1].startswith("-"):
         return arguments
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--from")
+    finder.add_argument("--from", nargs="?", const="")
     folder = vars(finder.parse_known_args(arguments[1:])[0])["from"]
     if folder is None:
         return arguments
+    if not folder:
+        raise BadInput("--from needs a folder: name the one that `outpace serve --record DIR` writes to")
     found = head_of(newest_header(Path(folder).expanduser()))
     if found is None:
         raise BadInput(
@@ -94,6 +97,13 @@ def with_kind(arguments: Sequence[str]) -> Sequence[str]:
             f"`outpace train eagle3 --from {folder}`"
         )
     return ["train", found[0], *arguments[1:]]
+
+
+def clear_refused(folder: Path) -> None:
+    """Takes the folder of a run away that was refused before there was anything in it but what was asked for."""
+    kept = [path for path in folder.rglob("*") if path.is_file() and path != folder / "run.json"]
+    if folder.is_dir() and not kept:
+        shutil.rmtree(folder)
 
 
 def free_name(name: str) -> str:

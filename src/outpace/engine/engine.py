@@ -163,8 +163,10 @@ class Engine:
         """Puts another drafter in the place of a loaded one, between two steps.
 
         Running requests that it drafts for get a place anew in the next step: with the rows that were computed for
-        them, or computing them again where the drafter must observe every one. No token changes by that. The old
-        drafter is let go of, and what was learnt of it is forgotten.
+        them, or computing them again where the new drafter observes states, of which it has seen none: kept rows of
+        others are given up as well then, for whoever reused them would be drafted for blindly. No token changes.
+
+        The old drafter is let go of, and what was learnt of it is forgotten.
 
         Args:
             name: of the old one.
@@ -184,6 +186,8 @@ class Engine:
         self._scheduler.recompute(drafted)
         for request in drafted:
             self.drafting.release(request)
+        if drafter.needs.aux_layers:
+            self._prefixes.clear()
         self.drafting.drafters[name] = drafter
         self._prefixes.observed_by(self.drafting.every_row)
         self.steering.controller.forget(name, relative_cost)

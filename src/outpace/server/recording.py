@@ -12,14 +12,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from outpace.engine.outputs import RequestOutput
 from outpace.errors import InvalidParameter
 from outpace.models.files import format_bytes
-from outpace.train.data.recorded import PATTERN, record_files
+from outpace.server.record_file import OWNER_ONLY, RecordFile, delete_unless_written, file_name, own_files
 
 __all__ = ["LOST", "RecordCounts", "Recorder", "check_folder", "describe"]
 
@@ -31,7 +30,6 @@ _MOST_WAITING = 4_000_000
 """Tokens that may wait for the thread."""
 _FILES = 8
 """So many files make up the limit; the oldest goes when it is reached."""
-_OWNER_ONLY = 0o600
 _KEPT = frozenset({"stop", "length"})
 """Reasons for which an answer that is whole has ended."""
 
@@ -42,7 +40,7 @@ class RecordCounts(NamedTuple):
     Args:
         written: answers in files, those that have been deleted since included.
         lost: by reason, those that were left out.
-        num_bytes: that the files take now.
+        num_bytes: that the files which servers wrote there take now.
     """
 
     written: int
@@ -59,7 +57,7 @@ def check_folder(folder: Path) -> None:
     trial = folder / f".trial-{os.getpid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        trial.touch(mode=_OWNER_ONLY)
+        trial.touch(mode=OWNER_ONLY)
         trial.unlink()
     except OSError as error:
         raise InvalidParameter(f"--record {str(folder)!r} is not possible: {error.strerror}; name another") from error
@@ -70,7 +68,7 @@ class Recorder:
 
     Args:
         folder: was checked by `check_folder`.
-        max_bytes: most that all its files may take together.
+        max_bytes: most that all files which servers wrote there may take together.
         header: what the first line of a file says; asked for with every new file.
     """
 
@@ -84,7 +82,7 @@ class Recorder:
         self._written = 0
         self._lost = dict.fromkeys(LOST, 0)
         self._warned = False
-        self._file: _File | None = None
+        self._file: RecordFile | None = None
         self._number = 0
         self._others = 0
         """Bytes of the files that are not being written."""
@@ -160,7 +158,7 @@ class Recorder:
             else:
                 file.append(line)
                 reason = ""
-        except OSError as error:
+        except Exception as error:  # whatever it is: a thread that ended would leave out all the others unseen
             self._warn(error)
         with self._changed:
             if reason:
@@ -168,45 +166,46 @@ class Recorder:
             else:
                 self._written += 1
 
-    def _file_for(self, line: bytes) -> _File | None:
+    def _file_for(self, line: bytes) -> RecordFile | None:
         """The file that takes a line, a new one if the last is full; makes room by deleting the oldest."""
         most = self._max_bytes // _FILES
         with self._changed:
             renewed, self._renewed = self._renewed, False
-        if self._file is not None and (renewed or self._file.is_torn or self._file.size + len(line) > most):
-            self._file.close()
-            self._file = None
-            self._look_at_others()
+        file = self._file
+        if file is not None and (renewed or file.is_torn or file.is_gone or file.size + len(line) > most):
+            self._file = None  # first: one that cannot be closed is not written to either
+            try:
+                self._look_at_others()
+            finally:
+                file.close()
         if self._file is None:
             self._number += 1
-            begun = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%f")
-            name = PATTERN.replace("*", f"{begun}-{os.getpid()}-{self._number:06}")
             header = json.dumps(self._header(), separators=(",", ":")).encode() + b"\n"
             if len(header) + len(line) > most:
                 return None
             self._make_room(len(header) + len(line))
-            self._file = _File(self._folder / name, header)
+            self._file = RecordFile(self._folder / file_name(self._number), header)
         elif len(line) > most:
             return None
         self._make_room(len(line))
         return self._file
 
     def _make_room(self, count: int) -> None:
-        """Deletes the oldest files until so many bytes more are within the limit."""
+        """Deletes the oldest files that nobody is writing until so many bytes more are within the limit."""
         current = 0 if self._file is None else self._file.size
         if self._others + current + count <= self._max_bytes:
             return
-        for path in record_files(self._folder):
+        for path in own_files(self._folder):
             if self._file is not None and path == self._file.path:
                 continue
-            path.unlink(missing_ok=True)
+            delete_unless_written(path)
             self._look_at_others()
             if self._others + current + count <= self._max_bytes:
                 return
 
     def _look_at_others(self) -> None:
         sizes = 0
-        for path in record_files(self._folder):
+        for path in own_files(self._folder):
             if self._file is None or path != self._file.path:
                 try:
                     sizes += path.stat().st_size
@@ -215,56 +214,16 @@ class Recorder:
         with self._changed:
             self._others = sizes
 
-    def _warn(self, error: OSError) -> None:
+    def _warn(self, error: Exception) -> None:
         if not self._warned:
             self._warned = True
             log.warning(
                 "answers cannot be recorded in %s (%s): they are left out, and counted in "
                 "outpace:unrecorded_answers_total; serving goes on, and so does trying",
                 self._folder,
-                error.strerror or error,
+                getattr(error, "strerror", None) or repr(error),
+                exc_info=None if isinstance(error, OSError) else error,
             )
-
-
-class _File:
-    """A file of whole lines.
-
-    Args:
-        path: must not be there.
-        header: its first line.
-
-    Raises:
-        OSError: it cannot be written; then it is not there.
-    """
-
-    def __init__(self, path: Path, header: bytes) -> None:
-        self.path = path
-        self.size = 0
-        self.is_torn = False
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
-        try:
-            self.append(header)
-        except OSError:
-            self.close()
-            path.unlink(missing_ok=True)
-            raise
-
-    def append(self, line: bytes) -> None:
-        """Writes a line. If that fails, what there is of it goes; if that fails too, the file takes no more lines."""
-        written = 0
-        try:
-            while written < len(line):
-                written += os.write(self._file, line[written:])
-        except OSError:
-            self.is_torn = True
-            os.ftruncate(self._file, self.size)
-            os.lseek(self._file, self.size, os.SEEK_SET)
-            self.is_torn = False
-            raise
-        self.size += len(line)
-
-    def close(self) -> None:
-        os.close(self._file)
 
 
 def describe(folder: Path, max_bytes: int) -> str:

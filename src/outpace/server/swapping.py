@@ -95,10 +95,10 @@ class Swapper:
             ApiError: it is not to be taken.
             OutpaceError: it is damaged.
         """
-        folder = Path(run).expanduser().resolve()
-        if not folder.is_relative_to(self._place.resolve()):
-            raise ApiError(403, f"{run} is not below the folder that --swap-drafters-from names", param="run")
-        head = folder / DRAFTER if (folder / DRAFTER / "config.json").is_file() else folder
+        folder = self._below(Path(run), run)
+        head = folder
+        if _is_head(folder / DRAFTER):
+            head = self._below(folder / DRAFTER, run)  # a link out of the folder is no way around
         old = self._place_of(head)
         digest = weights_digest(head)
         reason = "forced" if force else self._judge(folder, old.method, digest)
@@ -107,9 +107,23 @@ class Swapper:
             return _Found(replace(old, model=str(head)), digest, reason)
         return _Found(replace(old, adapter=str(head), exit_layer=None), digest, reason)
 
+    def _below(self, path: Path, run: str) -> Path:
+        """The path without links and dots, which is below the folder that heads are taken from.
+
+        Raises:
+            ApiError: it is not, or there cannot be such a path.
+        """
+        try:
+            found = path.expanduser().resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a name too long, a home of nobody, links in a circle, \0
+            raise _refusal(f"{run!r:.80} is no folder ({error!s:.80})") from error
+        if not found.is_relative_to(self._place.resolve()):
+            raise ApiError(403, f"{run} is not below the folder that --swap-drafters-from names", param="run")
+        return found
+
     def _place_of(self, head: Path) -> SpeculativeConfig:
         """Settings of the loaded drafter that a head can take the place of."""
-        if not (head / "config.json").is_file():
+        if not _is_head(head):
             raise _refusal(f"{head} holds no head: name the folder of a run, or of a head with its config.json")
         keys = read_json(head / "config.json")
         adapter = keys.get("model_type") == ADAPTER_TYPE
@@ -141,6 +155,13 @@ class Swapper:
         if result.old != self._digests.get(method):
             raise _refusal(f"{run} was measured against another head than the one that drafts here: train it from that")
         return result.said
+
+
+def _is_head(folder: Path) -> bool:
+    try:
+        return (folder / "config.json").is_file()
+    except OSError:  # a name too long, or a folder that is not for us to read
+        return False
 
 
 def _digest_of(item: SpeculativeConfig) -> str | None:

@@ -213,7 +213,7 @@ def _with_states_decided(plan: Plan, target: Target, data: TrainingData) -> Plan
     the bit with others."""
     if plan.train.states != "auto":
         return plan
-    folder = make_folder(_states_folder(plan))
+    folder = make_folder(_states_folder(plan), private=True)
     size = sum(_states_size("int8", target, windows) for windows in (data.train, data.valid))
     looks = plan.train.steps * plan.train.batch_windows * plan.train.accumulate / max(1, len(data.train))
     stored = looks >= _WORTH_STORING and shutil.disk_usage(folder).free > 2 * size
@@ -227,7 +227,7 @@ def _states(
     if kind == "none":
         return target
     windows = data.train if split == "train" else data.valid
-    folder = _states_folder(plan)
+    folder = make_folder(_states_folder(plan), private=True)  # states tell the texts they come of
     notify(f"states of the {split} windows take {format_bytes(_states_size(kind, target, windows))} in {folder}")
     stored = StoredStates(folder, split, kind, target, identity)
     stored.make(windows, lambda done, total: progress(f"states of the {split} windows", done, total))

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,21 @@ from outpace.models.files import format_bytes
 __all__ = ["make_folder", "write_bytes", "write_json"]
 
 
-def write_bytes(path: Path, content: bytes | memoryview) -> None:
+def write_bytes(path: Path, content: bytes | memoryview, *, private: bool = False) -> None:
     """Replaces a file by one with this content. What was there stays until the new one is safely on disk.
+
+    Args:
+        path: of the file.
+        content: of the file.
+        private: nobody but its owner may read it.
 
     Raises:
         OutpaceError: it cannot be written; says why (a full disk above all) and that the old file is as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "wb", opener=partial(os.open, mode=0o600 if private else 0o666)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -42,14 +49,14 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def make_folder(path: Path) -> Path:
-    """The folder, made if it is not there.
+def make_folder(path: Path, *, private: bool = False) -> Path:
+    """The folder, made if it is not there; `private`: for its owner alone, if it is made.
 
     Raises:
         OutpaceError: it cannot be made.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
     except OSError as error:
         raise OutpaceError(f"folder {path} cannot be made: {error.strerror}; name another one with --out") from error
     return path

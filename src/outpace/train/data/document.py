@@ -21,10 +21,12 @@ class Document:
         ids: token ids.
         labels: for each, whether it (1) is one to be predicted or not (0): all of a plain text, the answers of a
             conversation.
+        talk: number of the conversation that it is a turn of; None if it stands alone.
     """
 
     ids: Sequence[int]
     labels: Sequence[int]
+    talk: int | None = None
 
     def __post_init__(self) -> None:
         assert len(self.ids) == len(self.labels)
@@ -35,7 +37,9 @@ class Document:
         return cls(array("i", ids), b"\1" * len(ids))
 
     @classmethod
-    def answer(cls, prompt_ids: Sequence[int], answer_ids: Sequence[int], most: int | None = None) -> Document:
+    def answer(
+        cls, prompt_ids: Sequence[int], answer_ids: Sequence[int], most: int | None = None, talk: int | None = None
+    ) -> Document:
         """A prompt and what the model said to it.
 
         Args:
@@ -43,10 +47,12 @@ class Document:
             answer_ids: of the answer.
             most: where both together are longer than this, the beginning of the prompt is left out, but not its last
                 quarter of so many tokens: what an answer follows most closely stands before it.
+            talk: see the class.
         """
         if most is not None and len(prompt_ids) + len(answer_ids) > most:
             prompt_ids = prompt_ids[-max(1, most // 4, most - len(answer_ids)) :]
-        return cls(array("i", [*prompt_ids, *answer_ids]), b"\0" * len(prompt_ids) + b"\1" * len(answer_ids))
+        labels = b"\0" * len(prompt_ids) + b"\1" * len(answer_ids)
+        return cls(array("i", [*prompt_ids, *answer_ids]), labels, talk)
 
 
 def chat_document(

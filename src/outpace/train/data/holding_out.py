@@ -5,6 +5,7 @@ What is nearly the same falls on one side together:
     prompts   whose longest sentence is the same when names (capitalised words) and numbers are taken out: one
               template about one topic, whoever it is about and whatever is asked besides. A sentence that stands in
               many prompts, such as a system prompt, tells nothing and is passed over.
+    turns     of one conversation, of which the first tells where they fall: each repeats those before it
     texts     that are the same when names and numbers are taken out
 
 Such groups are held out in the order of a hash of what is left, as many as fit into the share that is asked for, of
@@ -65,18 +66,31 @@ def split_documents(
 
 def _keys(documents: Sequence[Document], decode: Callable[[Sequence[int]], str], share: float) -> list[str]:
     """What is left of each text once names and numbers are taken out; the same for those that are nearly the same."""
-    prompts = [[i for i, label in zip(item.ids, item.labels, strict=True) if not label] for item in documents]
-    sentences = [_sentences(decode(ids)) if ids else [] for ids in prompts]
-    spread = Counter(sentence for each in sentences for sentence in set(each))
-    most = max(_FEW, share * sum(map(bool, sentences)))
-    keys = []
-    for document, each in zip(documents, sentences, strict=True):
+    firsts = _first_turns(documents)
+    own = {id(first): first for first in firsts}
+    prompts = {key: [i for i, label in zip(d.ids, d.labels, strict=True) if not label] for key, d in own.items()}
+    sentences = {key: _sentences(decode(ids)) if ids else [] for key, ids in prompts.items()}
+    spread = Counter(sentence for each in sentences.values() for sentence in set(each))
+    most = max(_FEW, share * sum(map(bool, sentences.values())))
+    keys = {}
+    for key, each in sentences.items():
         telling = [sentence for sentence in each if spread[sentence] <= most]
         if each:
-            keys.append(max(telling, key=len, default=" ".join(each)))
+            keys[key] = max(telling, key=len, default=" ".join(each))
         else:
-            keys.append(_without_specifics(decode(document.ids)))
-    return keys
+            keys[key] = _without_specifics(decode(own[key].ids))
+    return [keys[id(first)] for first in firsts]
+
+
+def _first_turns(documents: Sequence[Document]) -> list[Document]:
+    """For each text the shortest of its conversation; itself if it stands alone."""
+    first: dict[int, Document] = {}
+    for document in documents:
+        if document.talk is not None:
+            known = first.setdefault(document.talk, document)
+            if len(document.ids) < len(known.ids):
+                first[document.talk] = document
+    return [document if document.talk is None else first[document.talk] for document in documents]
 
 
 def _sentences(text: str) -> list[str]:

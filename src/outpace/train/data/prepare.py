@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from outpace.errors import BadInput
@@ -18,6 +20,7 @@ from outpace.train.data.holding_out import split_documents
 from outpace.train.data.packing import pack_documents
 from outpace.train.data.shards import BYTES_PER_TOKEN, TrainingData, write_data
 from outpace.train.data.sources import Conversation, read_prompts, read_records, read_texts
+from outpace.train.data.talks import talks_of
 from outpace.train.identity import Identity
 from outpace.train.settings import DataSettings
 from outpace.train.writing import make_folder
@@ -72,7 +75,8 @@ def prepare_data(plan: DataPlan, folder: Path, tools: Tools) -> TrainingData:
     """
     if not (plan.prompts or plan.text or plan.records):
         raise BadInput("no usable text: name --prompts (builtin, say), --text (stdlib, say) or --records")
-    make_folder(folder)
+    private = bool(plan.records)  # they are private themselves, see `outpace serve --record`
+    make_folder(folder, private=private)
     settings = plan.settings
     conversations = list(read_prompts(plan.prompts, settings.max_prompts, settings.seed))
     tools.notify(_estimate(len(conversations), plan))
@@ -87,7 +91,8 @@ def prepare_data(plan: DataPlan, folder: Path, tools: Tools) -> TrainingData:
             raise BadInput(f"token id {max(document.ids)} is not one of the {known} ids that {tools.files.label} knows")
     sides = split_documents(documents, tools.files.tokenizer.decode, settings.validation, settings.seed)
     train, valid = (pack_documents(side, settings.window) for side in sides)
-    return write_data(folder, train, valid, tools.identity, [*plan.prompts, *plan.text, *plan.records])
+    sources = [*plan.prompts, *plan.text, *plan.records]
+    return write_data(folder, train, valid, tools.identity, sources, private=private)
 
 
 def _estimate(conversations: int, plan: DataPlan) -> str:
@@ -141,18 +146,22 @@ def _answered(
 def _recorded(plan: DataPlan, tools: Tools) -> Iterator[Document]:
     """Answers given before, until there are tokens enough."""
     most, window = plan.settings.max_record_tokens, plan.settings.window
-    tokens = long = count = 0
-    for prompt, answer in (record for source in plan.records for record in read_records(source, tools.identity)):
+    tokens = long = 0
+    said: list[tuple[array[int], array[int]]] = []
+    records = (read_records(source, tools.identity, tools.notify) for source in plan.records)
+    for prompt, answer in chain.from_iterable(records):
         if tokens >= most:
             tools.notify(f"{most:,} tokens of recorded answers are enough (--max-record-tokens): the rest is left")
             break
         size = len(prompt) + len(answer)
-        count, tokens, long = count + 1, tokens + size, long + (size > window)
+        tokens, long = tokens + size, long + (size > window)
         tools.progress("reading answers", min(tokens, most), most)
-        yield Document.answer(prompt, answer, window)
+        said.append((array("i", prompt), array("i", answer)))
+    talks = talks_of([prompt for prompt, _ in said])
+    yield from (Document.answer(*each, window, talk) for each, talk in zip(said, talks, strict=True))
     if long:
         tools.notify(
-            f"{long} of {count} recorded answers lose the beginning of their prompt: --window {window} is short"
+            f"{long} of {len(said)} recorded answers lose the beginning of their prompt: --window {window} is short"
         )
 
 

@@ -53,7 +53,7 @@ def header_of(path: Path) -> dict[str, Any] | None:
 
     Raises:
         CheckpointError: it is of another version.
-        BadInput: it cannot be read.
+        BadInput: it cannot be read, or its first line is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -67,7 +67,15 @@ def header_of(path: Path) -> dict[str, Any] | None:
         return None
     if value[HEADER] != FORMAT:
         raise CheckpointError(f"{path}: format {value[HEADER]!r} of recorded answers is not {FORMAT}: record anew")
+    drafters = value.get("drafters", [])
+    if not isinstance(drafters, list) or not all(_is_plain(each) for each in (value.get("engine", {}), *drafters)):
+        raise BadInput(f"{path}, line 1 is damaged: it does not say who answered and drafted; take the file away")
     return value
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is an object of texts, as settings of engine and drafters are written."""
+    return isinstance(value, dict) and all(item is None or isinstance(item, str) for item in value.values())
 
 
 def newest_header(folder: Path) -> dict[str, Any]:

@@ -45,8 +45,10 @@ class TrainingData:
     index: dict[str, Any]
 
 
-def write_data(folder: Path, train: Windows, valid: Windows, target: Identity, sources: list[str]) -> TrainingData:
-    """Writes windows; the index last, so that a folder with an index is whole.
+def write_data(
+    folder: Path, train: Windows, valid: Windows, target: Identity, sources: list[str], *, private: bool = False
+) -> TrainingData:
+    """Writes windows, for the owner alone if they are private; the index last, so that a folder with an index is whole.
 
     Raises:
         BadInput: there is nothing to train on, or nothing to measure on.
@@ -60,7 +62,8 @@ def write_data(folder: Path, train: Windows, valid: Windows, target: Identity, s
         )
     make_folder(folder)
     forget_data(folder)
-    splits = {name: _write_split(folder, name, windows) for name, windows in (("train", train), ("valid", valid))}
+    both = (("train", train), ("valid", valid))
+    splits = {name: _write_split(folder, name, windows, private) for name, windows in both}
     index = {
         "format": _FORMAT,
         "target": target.as_dict(),
@@ -125,14 +128,16 @@ def _with_some_held_out(train: Windows, valid: Windows) -> tuple[Windows, Window
     return all_of_it[:most], all_of_it[most:]
 
 
-def _write_split(folder: Path, name: str, windows: Windows) -> dict[str, Any]:
+def _write_split(folder: Path, name: str, windows: Windows, private: bool) -> dict[str, Any]:
     step = max(1, _SHARD_TOKENS // windows.width)
     shards = []
     for number, begin in enumerate(range(0, len(windows), step)):
         part = windows[begin : begin + step]
         tensors = {"ids": part.ids.int(), "pieces": part.pieces.int(), "labels": part.labels.to(torch.uint8)}
         shards.append(f"{name}-{number:05}.safetensors")
-        write_bytes(folder / shards[-1], save({key: value.contiguous() for key, value in tensors.items()}))
+        write_bytes(
+            folder / shards[-1], save({key: value.contiguous() for key, value in tensors.items()}), private=private
+        )
     counts = {"windows": len(windows), "tokens": windows.num_tokens, "labels": int(windows.labels.sum())}
     return {**counts, "shards": shards}
 

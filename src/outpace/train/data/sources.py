@@ -14,11 +14,11 @@ import json
 import random
 import re
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outpace.errors import BadInput, OutpaceError
+from outpace.errors import BadInput, CheckpointError, OutpaceError
 from outpace.models.checkpoint import first_line
 from outpace.train.data.builtin import builtin_prompts
 from outpace.train.data.recorded import PATTERN, header_of, lines_of
@@ -95,24 +95,40 @@ def read_texts(sources: Sequence[str], seed: int) -> Iterator[str]:
             yield text
 
 
-def read_records(source: str, target: Identity) -> Iterator[tuple[list[int], list[int]]]:
+def read_records(
+    source: str, target: Identity, notify: Callable[[str], None] | None = None
+) -> Iterator[tuple[list[int], list[int]]]:
     """(prompt ids, answer ids) of what was said before; of what a server has recorded, the newest first.
 
     Args:
         source: as above.
-        target: who has to have said it, where a file tells.
+        target: who has to have said it, where a file tells: the files of others are left out.
+        notify: is told how many those are.
 
     Raises:
         BadInput: the source is not there, or a line holds something else; names file and line.
-        CheckpointError: another model said it.
+        CheckpointError: all of it was said by others.
     """
     files = _json_files(source)
     recorded = [path for path in files if path.match(PATTERN)]
+    found: list[tuple[Path, bool]] = []
+    foreign: list[CheckpointError] = []
     for path in [*(path for path in files if path not in recorded), *reversed(recorded)]:
-        header = header_of(path)
-        if header is not None:
-            target.require(header.get("target"), str(path))
-        for number, value in _json_lines(path) if header is None else lines_of(path):
+        try:
+            header = header_of(path)
+            if header is not None:
+                target.require(header.get("target"), str(path))
+            found.append((path, header is not None))
+        except CheckpointError as error:
+            foreign.append(error)
+    if foreign and not found:
+        raise foreign[0]
+    if foreign and notify is not None:
+        notify(
+            f"{len(foreign)} of {len(files)} files of recorded answers are left out, the first because: {foreign[0]}"
+        )
+    for path, has_header in found:
+        for number, value in lines_of(path) if has_header else _json_lines(path):
             ids = [value.get(key) for key in ("prompt_token_ids", "token_ids")]
             if not all(isinstance(item, list) and all(type(i) is int and i >= 0 for i in item) for item in ids):
                 raise BadInput(f"{path}, line {number}: prompt_token_ids and token_ids must be lists of token ids")
