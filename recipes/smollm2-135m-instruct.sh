@@ -21,8 +21,8 @@ train() {  # KIND OPTIONS...
 }
 
 "$bin/outpace" train data --model $model --prompts builtin --max-prompts 2304 --max-tokens 256 --batch 48 --out "$out/data"
-train eagle3 --steps 2000 --batch-windows 2 --lr 1.5e-3 --warmup 60 --eval-every 200 --eval-windows 20 --chain 4
-train early-exit --exit-layers 10 --steps 2000 --batch-windows 2 --lr 1e-3 --warmup 60 --eval-every 200 \
+train eagle3 --steps 1600 --batch-windows 2 --lr 1.5e-3 --warmup 60 --eval-every 200 --eval-windows 20 --chain 4
+train early-exit --exit-layers 10 --steps 1800 --batch-windows 2 --lr 1e-3 --warmup 60 --eval-every 200 \
     --eval-windows 20 --chain 4
 "$bin/python" recipes/ship.py --model $model --eagle3 "$out/eagle3" --early-exit "$out/early-exit" \
     --name smollm2-135m-instruct
