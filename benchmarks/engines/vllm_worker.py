@@ -1,4 +1,7 @@
-"""vLLM's CPU build on a folder of dequantised weights. Variants: plain, ngram, draft. Options: dtype."""
+"""vLLM's CPU build on a folder of plain weights. Variants: plain, ngram, draft, eagle3.
+
+Options: dtype; eager, if there is one, has nothing compiled.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ class VllmEngine:
 
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(settings.threads)
-        self.notes = ["weights dequantised from the GGUF file; compiled before the first request"]
+        eager = "eager" in settings.options
+        how = "nothing compiled" if eager else "compiled before the first request"
+        self.notes = [f"weights dequantised from the GGUF file; {how}"]
         self._settings = settings
         self._number = 0
         self._llm = vllm.LLM(
@@ -35,6 +40,7 @@ class VllmEngine:
             max_model_len=settings.context,
             max_num_seqs=1,
             enable_prefix_caching=False,
+            enforce_eager=eager,
             disable_log_stats=False,
             speculative_config=_speculation(settings),
         )
@@ -112,7 +118,9 @@ def _speculation(settings: Settings) -> dict[str, Any] | None:
         return {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, **count}
     if settings.variant == "draft":
         return {"method": "draft_model", "model": settings.draft, **count}
-    raise ValueError(f"variant={settings.variant!r} is not one of plain, ngram, draft")
+    if settings.variant == "eagle3":
+        return {"method": "eagle3", "model": settings.draft, **count}
+    raise ValueError(f"variant={settings.variant!r} is not one of plain, ngram, draft, eagle3")
 
 
 def _prompt_rows(seen: Sequence[np.ndarray], count: int) -> np.ndarray:

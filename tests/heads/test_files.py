@@ -82,6 +82,7 @@ def test_names_and_keys_are_those_of_other_engines(tmp_path: Path) -> None:
     assert other["layers.0.self_attn.q_proj.weight"].shape == (H, 2 * H)
     keys = json.loads((tmp_path / "spec/config.json").read_text())
     assert keys["speculators_model_type"] == "eagle3" and keys["norm_before_residual"] is False
+    assert "model_type" not in keys, "vLLM would look for it among the models of transformers"
     assert keys["speculators_config"]["verifier"]["name_or_path"] == "someone/llama"
     assert keys["speculators_config"]["proposal_methods"][0]["speculative_tokens"] > 0
     assert keys["transformer_layer_config"]["vocab_size"] == V

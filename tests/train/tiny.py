@@ -18,7 +18,8 @@ from outpace.train.kinds.base import Material
 from outpace.train.target import Batch, Target
 from tests.models.tiny_tokenizers import byte_level
 
-LAYERS, EXIT, HIDDEN, WIDE, HEADS, KEYS, DIM = 4, 2, 48, 64, 4, 2, 12
+LAYERS, EXIT, WIDE, HEADS, KEYS, DIM = 4, 2, 64, 4, 2, 12
+HIDDEN = HEADS * DIM
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
@@ -26,32 +27,33 @@ TEMPLATE = (
 ENGINE: dict[str, Any] = {"threads": 1, "quantization": "none", "max_model_len": 1024}
 
 
-def tensors(vocab: int, seed: int = 3) -> dict[str, torch.Tensor]:
-    """Random weights of a llama."""
+def tensors(vocab: int, seed: int = 3, dim: int = DIM) -> dict[str, torch.Tensor]:
+    """Random weights of a llama whose attention heads have `dim` values each."""
+    hidden = HEADS * dim
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int, scale: float = 0.25) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * scale
 
-    found = {"model.embed_tokens.weight": random(vocab, HIDDEN), "lm_head.weight": random(vocab, HIDDEN, scale=0.8)}
+    found = {"model.embed_tokens.weight": random(vocab, hidden), "lm_head.weight": random(vocab, hidden, scale=0.8)}
     for layer in range(LAYERS):
         nudge = 0.25 if layer < EXIT else 0.08
         prefix = f"model.layers.{layer}."
-        found[f"{prefix}self_attn.q_proj.weight"] = random(HEADS * DIM, HIDDEN)
-        found[f"{prefix}self_attn.k_proj.weight"] = random(KEYS * DIM, HIDDEN)
-        found[f"{prefix}self_attn.v_proj.weight"] = random(KEYS * DIM, HIDDEN)
-        found[f"{prefix}self_attn.o_proj.weight"] = random(HIDDEN, HEADS * DIM, scale=nudge)
-        found[f"{prefix}mlp.gate_proj.weight"] = random(WIDE, HIDDEN)
-        found[f"{prefix}mlp.up_proj.weight"] = random(WIDE, HIDDEN)
-        found[f"{prefix}mlp.down_proj.weight"] = random(HIDDEN, WIDE, scale=nudge)
-        found[f"{prefix}input_layernorm.weight"] = 1 + random(HIDDEN, scale=0.1)
-        found[f"{prefix}post_attention_layernorm.weight"] = 1 + random(HIDDEN, scale=0.1)
-    found["model.norm.weight"] = 1 + random(HIDDEN, scale=0.1)
+        found[f"{prefix}self_attn.q_proj.weight"] = random(HEADS * dim, hidden)
+        found[f"{prefix}self_attn.k_proj.weight"] = random(KEYS * dim, hidden)
+        found[f"{prefix}self_attn.v_proj.weight"] = random(KEYS * dim, hidden)
+        found[f"{prefix}self_attn.o_proj.weight"] = random(hidden, HEADS * dim, scale=nudge)
+        found[f"{prefix}mlp.gate_proj.weight"] = random(WIDE, hidden)
+        found[f"{prefix}mlp.up_proj.weight"] = random(WIDE, hidden)
+        found[f"{prefix}mlp.down_proj.weight"] = random(hidden, WIDE, scale=nudge)
+        found[f"{prefix}input_layernorm.weight"] = 1 + random(hidden, scale=0.1)
+        found[f"{prefix}post_attention_layernorm.weight"] = 1 + random(hidden, scale=0.1)
+    found["model.norm.weight"] = 1 + random(hidden, scale=0.1)
     return found
 
 
-def save_target(folder: Path, *, template: str | None = TEMPLATE, seed: int = 3) -> Path:
-    """Writes the model's folder."""
+def save_target(folder: Path, *, template: str | None = TEMPLATE, seed: int = 3, dim: int = DIM) -> Path:
+    """Writes the model's folder; `dim` is the size of an attention head."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_level()
     vocab = tokenizer.get_vocab_size()
@@ -59,8 +61,9 @@ def save_target(folder: Path, *, template: str | None = TEMPLATE, seed: int = 3)
     settings = {"eos_token": "</s>", **({} if template is None else {"chat_template": template})}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     config = {
+        "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": HIDDEN,
+        "hidden_size": HEADS * dim,
         "intermediate_size": WIDE,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
@@ -71,7 +74,7 @@ def save_target(folder: Path, *, template: str | None = TEMPLATE, seed: int = 3)
         "tie_word_embeddings": False,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors(vocab, seed), folder / "model.safetensors")
+    save_file(tensors(vocab, seed, dim), folder / "model.safetensors")
     return folder
 
 

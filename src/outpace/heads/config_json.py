@@ -130,7 +130,6 @@ def write_config(config: Eagle3Config, layout: str, verifier: Verifier | None, d
             own[_AUX_IDS] = list(config.aux_layers)
         return {
             "architectures": [_SPECULATORS_ARCHITECTURE],
-            "model_type": "speculator_model",
             "speculators_model_type": "eagle3",
             "speculators_version": _SPECULATORS_VERSION,
             "speculators_config": _speculators_config(verifier),
