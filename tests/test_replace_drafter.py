@@ -6,6 +6,7 @@ import asyncio
 import threading
 import weakref
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +317,23 @@ def test_in_the_middle_of_running_streams(
                 assert llm.built.speculative[0].model == item.model
             assert list(await asyncio.gather(*streams)) == plain
             assert llm.built.in_use == list(llm.built.speculative)
+
+    run(main())
+
+
+def test_what_the_engine_goes_by_stays(world: World, heads: dict[str, list[SpeculativeConfig]]) -> None:
+    """And is said to be what it is."""
+    old, new = heads["eagle3"]
+    names = ("num_speculative_tokens", "rejection_sample_method", "disable_by_batch_size", "tree_width")
+
+    async def main() -> None:
+        async with AsyncLLM(built(world, replace(old, num_speculative_tokens=2, disable_by_batch_size=3))) as llm:
+            before = llm.built.speculative[0]
+            await llm.replace_drafter(replace(new, num_speculative_tokens=6, tree_width=None))
+            after = llm.built.speculative[0]
+            assert after.model == new.model
+            assert [getattr(after, name) for name in names] == [getattr(before, name) for name in names]
+            assert (after.num_speculative_tokens, after.disable_by_batch_size) == (2, 3)
 
     run(main())
 

@@ -35,6 +35,8 @@ __all__ = ["AsyncLLM", "FinishedRequest", "Load", "Prepared", "StepReport", "Ver
 
 _PREPARING_THREADS = 2
 """Two, so that one very long prompt does not hold up the others; no more, because they take time from the steps."""
+_OF_ENGINE = ("num_speculative_tokens", "rejection_sample_method", "disable_by_batch_size", "tree_width")
+"""Settings of drafters that the engine goes by, so that another drafter does not change them."""
 _SHORTEST_RETRY, _LONGEST_RETRY = 1.0, 60.0
 """Seconds."""
 
@@ -215,7 +217,8 @@ class AsyncLLM:
         Running requests go on with it and keep their tokens. If anything is raised, the old one drafts on.
 
         Args:
-            settings: of the new drafter.
+            settings: of the new drafter. How many tokens it drafts, by which rule they are verified, how wide its trees
+                are and with how many requests it is asked are the engine's settings, and stay those of the old one.
 
         Raises:
             OutpaceError: no drafter of this method is loaded, or the new one cannot be read, does not fit this model,
@@ -226,12 +229,14 @@ class AsyncLLM:
         thread, make = self._thread, self.built.make_drafter
         if thread is None or self.failure is not None:
             raise Unavailable(self.failure or "the engine was not started: await start() first")
-        loaded = [item.method for item in self.built.speculative]
+        loaded = {item.method: item for item in self.built.speculative}
         if make is None or settings.method not in loaded:
             raise InvalidParameter(
                 f"no drafter of method {settings.method!r} is loaded that could be replaced; loaded: "
                 f"{', '.join(loaded) or 'none'}"
             )
+        old = loaded[settings.method]
+        settings = replace(settings, **{name: getattr(old, name) for name in _OF_ENGINE})
         new = await asyncio.to_thread(make, settings)
 
         def put_in_place(engine: Engine) -> None:

@@ -250,12 +250,12 @@ def test_data_is_written_anew_or_not_at_all(world: World, tmp_path: Path, monkey
     (out / "train-00007.safetensors").write_text("of a larger data set")
     true_write, left = shards.write_bytes, 1
 
-    def dying(path: Path, content: bytes) -> None:
+    def dying(path: Path, content: bytes, *, private: bool = False) -> None:
         nonlocal left
         left -= 1
         if left < 0:
             raise MemoryError
-        true_write(path, content)
+        true_write(path, content, private=private)
 
     with monkeypatch.context() as patch:
         patch.setattr(shards, "write_bytes", dying)
