@@ -99,12 +99,19 @@ def by_task(measured: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def pays(measured: Mapping[str, Any]) -> bool:
+    """Whether `auto`, which had the head, was faster than looking drafts up alone, over all prompts."""
+    found = {line["drafter"]: line["speedup_median"] for line in measured["table"] if line["task"] == "all"}
+    return bool(found.get("auto", 0) > found.get("suffix", 0))
+
+
 def card(label: str, runs: Mapping[str, Path], place: Path, measured: Mapping[str, Any] | None) -> str:
+    by_itself = "`auto` takes the head" if measured is None or pays(measured) else "`auto` does without them"
     lines = [
         f"# Drafters for {label}",
         "",
-        f"They draft for {label} and are of no use alone. `auto` takes the head, `self` the adapter, without being "
-        "told. Whatever they guess, the model's text stays the same.",
+        f"They draft for {label} and are of no use alone. {by_itself}; `self` takes the adapter, and the speculative "
+        'config {"method": "eagle3"} the head. Whatever they guess, the text of the model stays the same.',
         "",
     ]
     for kind, run in runs.items():
@@ -138,8 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     place = args.folder / args.name
     for kind, run in runs.items():
         copy_drafter(run, place / kind)
-    (place / TARGET).write_text(json.dumps(describe_target(source.files, source.shape), indent=2) + "\n")
     measured = None if args.measured is None else json.loads(args.measured.read_text())
+    target = {**describe_target(source.files, source.shape), "auto": measured is None or pays(measured)}
+    (place / TARGET).write_text(json.dumps(target, indent=2) + "\n")
     (place / "README.md").write_text(card(source.files.label, runs, place, measured))
     print(f"{place}: {', '.join(runs)}")
 

@@ -32,7 +32,7 @@ def shelf(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     world = World(model)
     place = tmp_path / "shelf" / "tiny"
     place.mkdir(parents=True)
-    (place / "target.json").write_text(json.dumps(describe_target(world.files, world.shape)))
+    (place / "target.json").write_text(json.dumps({**describe_target(world.files, world.shape), "auto": True}))
     Eagle3(world.material, torch.arange(world.material.vocab_size), Eagle3Options()).save(place / "eagle3")
     EarlyExit(world.material, [EXIT]).save(place / "early-exit")
     monkeypatch.setattr(outpace.shipped, "FOLDER", tmp_path / "shelf")
@@ -84,6 +84,14 @@ def test_a_model_is_known_by_its_norms(shelf: Path, tmp_path: Path, name: str, t
     save_file(weights, other / "model.safetensors")
     world = World(other)
     assert (shipped_for(world.files, world.shape).eagle3 is not None) == there
+
+
+def test_a_head_that_does_not_pay_is_there_by_name_alone(shelf: Path, model: Path) -> None:
+    target = json.loads((shelf / "target.json").read_text())
+    (shelf / "target.json").write_text(json.dumps({**target, "auto": False}))
+    outpace.shipped._targets.cache_clear()
+    assert [item["method"] for item in speculative(LLM(str(model), "auto", **ENGINE))] == ["suffix"]
+    assert [item["method"] for item in speculative(LLM(str(model), {"method": "eagle3"}, **ENGINE))] == ["eagle3"]
 
 
 def test_a_model_with_one_of_both(shelf: Path, model: Path) -> None:

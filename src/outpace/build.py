@@ -272,7 +272,7 @@ def _own_drafter(source: Source) -> str | None:
     """The method of a drafter that is there for this model without being named."""
     if has_own_mtp(source.shape, source.files.checkpoint):
         return "mtp"
-    return None if shipped_for(source.files, source.shape).eagle3 is None else "eagle3"
+    return "eagle3" if shipped_for(source.files, source.shape).in_auto else None
 
 
 # Settings that depend on the machine.

@@ -44,7 +44,10 @@ def test_a_run_is_put_into_the_package(ship: ModuleType, tmp_path: Path, monkeyp
     (data / "index.json").write_text(json.dumps(index))
     line = {"drafter": "eagle3", "task": "json", "acceptance_rate": 0.75, "mean_acceptance_length": 3.5,
             "speedup_median": 1.625}  # fmt: skip
-    table: dict[str, Any] = {"k": 4, "temperature": 0, "machine": "a machine", "table": [line]}
+    both = [
+        {"drafter": name, "task": "all", "speedup_median": speed} for name, speed in (("auto", 1.2), ("suffix", 1.3))
+    ]
+    table: dict[str, Any] = {"k": 4, "temperature": 0, "machine": "a machine", "table": [line, *both]}
     (tmp_path / "measured.json").write_text(json.dumps(table))
     ship.main(["--model", str(tmp_path / "tiny"), "--eagle3", str(run), "--name", "small", "--folder", str(shelf),
                "--measured", str(tmp_path / "measured.json")])  # fmt: skip
@@ -53,10 +56,12 @@ def test_a_run_is_put_into_the_package(ship: ModuleType, tmp_path: Path, monkeyp
     monkeypatch.setattr(outpace.shipped, "FOLDER", shelf)
     outpace.shipped._targets.cache_clear()
     assert shipped_for(world.files, world.shape).eagle3 == shelf / "small" / "eagle3"
+    assert not shipped_for(world.files, world.shape).in_auto  # it was slower with the head
+    assert ship.pays({"table": [{**both[0], "speedup_median": 1.31}, both[1]]})
     card = (shelf / "small" / "README.md").read_text()
     for part in ("1,234 tokens to be predicted", "sources: builtin", "60 steps of 2 windows (3.0 rounds)",
                  "2.25 at temperature 0 and 1.40 at 1 after step 20 (1.10 and", "0.50, 0.25, 0.20, 0.10 by position",
-                 "| EAGLE-3 head | json | 75% | 3.50 | 1.62x |", "seed 7"):  # fmt: skip
+                 "| EAGLE-3 head | json | 75% | 3.50 | 1.62x |", "seed 7", "`auto` does without"):  # fmt: skip
         assert part in card
 
 

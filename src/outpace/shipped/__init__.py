@@ -6,7 +6,8 @@ it acceptance, never a right token, and control looks after the rest.
 
 A folder for each model:
 
-    target.json    {"model": its name, "hidden_size", "num_layers", "vocab_size", "norms": `norms_digest`}
+    target.json    {"model": its name, "hidden_size", "num_layers", "vocab_size", "norms": `norms_digest`,
+                   "auto": whether `auto` was measured to be faster with the head than without}
     eagle3/        an EAGLE-3 head
     early-exit/    an adapter of an early exit
     README.md      the model card: data, steps, acceptance by task, licence
@@ -36,10 +37,12 @@ class Shipped:
     Args:
         eagle3: folder of the head, if there is one.
         early_exit: folder of the adapter, if there is one.
+        in_auto: method "auto" drafts with the head: it was faster so when it was measured.
     """
 
     eagle3: Path | None = None
     early_exit: Path | None = None
+    in_auto: bool = False
 
 
 def norms_digest(files: LoadedFiles, num_layers: int) -> str:
@@ -68,7 +71,8 @@ def shipped_for(files: LoadedFiles, shape: DecoderConfig | None) -> Shipped:
     for place, target in _targets(FOLDER).items():
         fits = shape is not None and all(target.get(name) == value for name, value in _sizes(shape).items())
         if shape is not None and fits and target.get("norms") == norms_digest(files, shape.num_layers):
-            return Shipped(_there(place / EAGLE3), _there(place / EARLY_EXIT))
+            head = _there(place / EAGLE3)
+            return Shipped(head, _there(place / EARLY_EXIT), in_auto=head is not None and target.get("auto") is True)
     return Shipped()
 
 
