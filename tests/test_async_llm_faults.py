@@ -463,8 +463,12 @@ def test_closing_ends_what_is_left_and_joins_the_thread() -> None:
         model.hold()
         tasks = [asyncio.create_task(complete(llm, [n], LONG)) for n in range(3)]
         await model.entered()
-        model.let_go()
-        await llm.close()
+        await accepted(llm, 3)
+        closing = asyncio.create_task(llm.close())
+        while llm.failure is None:
+            await asyncio.sleep(0)
+        model.let_go()  # the step it is in ends when the thread has been told to stop
+        await closing
         assert not engine_threads()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [str(result) for result in results] == ["the engine was closed"] * 3
