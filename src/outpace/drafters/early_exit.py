@@ -206,7 +206,9 @@ class EarlyExitDrafter:
             replace(segment, lane=_adapter_of(growth).lane)
             for growth, segment in zip(growths, rows.segments, strict=True)
         ]
-        return self._adapter.logits(hidden, rows.positions, segments, torch.arange(len(hidden), device="cpu"))
+        return self._adapter.logits(
+            hidden, rows.positions, segments, torch.arange(len(hidden), dtype=torch.int64, device="cpu")
+        )
 
     def _run_lower_layers(self, growths: Sequence[Growing], rows: Rows) -> torch.Tensor:
         """Rows through [0, E), into the target's own cache. Returns their states [R, H], which are kept."""

@@ -58,7 +58,7 @@ def some_tokens(common: torch.Tensor, vocab_size: int) -> SomeTokens:
     is_common = torch.zeros(vocab_size, dtype=torch.bool, device="cpu")
     is_common[common] = True
     others = (~is_common).nonzero().squeeze(1)
-    drawn = others[torch.randperm(len(others), device="cpu")[: max(1, len(common) // 2)]]
+    drawn = others[torch.randperm(len(others), dtype=torch.int64, device="cpu")[: max(1, len(common) // 2)]]
     weights = torch.ones(len(common) + len(drawn), dtype=torch.float32, device="cpu")
     weights[len(common) :] = len(others) / max(1, len(drawn))
     return SomeTokens(torch.cat((common, drawn)), weights.log())

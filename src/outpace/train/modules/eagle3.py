@@ -156,9 +156,8 @@ class Unrolling:
         """[heads, n, D] -> the same: each row over the true rows it sees and its own rows of later steps."""
         assert self._rows is not None
         query = query * query.shape[-1] ** -0.5
-        edges = torch.searchsorted(
-            self._rows, torch.tensor([begin for begin, _ in self._pieces] + [self._pieces[-1][1]])
-        )
+        begins = [*(begin for begin, _ in self._pieces), self._pieces[-1][1]]
+        edges = torch.searchsorted(self._rows, torch.tensor(begins, dtype=torch.int64, device="cpu"))
         mixed = []
         for (begin, end), low, high in zip(self._pieces, edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             if low < high:
