@@ -198,6 +198,7 @@ def build(
         parts.relative_costs,
         cache_folder() / "control",
         lambda: _control_key(source, resolved),
+        floor=config.speculative_floor,
     )
     parts.at_end.append(keep)
     engine = Engine(

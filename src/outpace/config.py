@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
+from outpace.checks import number
 from outpace.errors import InvalidParameter
 from outpace.head_words import names_eagle3_head
 from outpace.params import check_integer, check_num_speculative_tokens
@@ -26,6 +27,7 @@ __all__ = [
     "EngineConfig",
     "SpeculativeConfig",
     "field_help",
+    "field_kind",
 ]
 
 METHODS = ("auto", "suffix", "ngram", "draft_model", "early_exit", "eagle3", "mtp", "none")
@@ -305,6 +307,10 @@ class EngineConfig:
         "adaptive: who drafts how much is chosen in every step, so that tokens come fastest, num_speculative_tokens "
         "being the most; fixed: always as much as is possible",
     )
+    speculative_floor: float = _option(
+        0.98,
+        "share of its plain rate that every request of a batch keeps, however much others gain; 0: only the sum counts",
+    )
 
     def __post_init__(self) -> None:
         choices = {
@@ -321,6 +327,8 @@ class EngineConfig:
                 # Far more threads than cores only wait for each other: 1000 on two cores took 48 s a token.
                 most = 4 * (os.cpu_count() or 1) if name == "threads" else None
                 object.__setattr__(self, name, _count(name, getattr(self, name), most))
+        floor = number(0.0, 1.0)("speculative_floor", self.speculative_floor, "a share, 0 to 1")
+        object.__setattr__(self, "speculative_floor", floor)
         most = check_integer("max_logprobs", self.max_logprobs, low=-1, text="a count, or -1 for no limit")
         object.__setattr__(self, "max_logprobs", most)
         if not isinstance(self.model, str) or not self.model:
@@ -330,6 +338,12 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "trust_remote_code", "allow_pickle"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} is not possible: it must be True or False")
+
+
+def field_kind(item: Field[Any]) -> type:
+    """int, float or str: what the command line reads for a field that is no bool."""
+    kind = str(item.type)
+    return int if "int" in kind else float if "float" in kind else str
 
 
 def field_help(config: type, name: str) -> str:

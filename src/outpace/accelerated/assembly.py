@@ -96,7 +96,7 @@ def assemble(
         max_model_len=max_model_len,
         num_speculative_tokens={part.method: part.num_speculative_tokens or 0 for part in parts},
         verification={part.method: part.rejection_sample_method for part in parts},
-        controller=make_controller(config.speculative_control, {})[0],
+        controller=make_controller(config.speculative_control, {}, floor=config.speculative_floor)[0],
         max_num_seqs=lanes,
         max_num_batched_tokens=config.max_num_batched_tokens,
         weight_bytes=target.weight_bytes,

@@ -24,7 +24,14 @@ from outpace.models.hf_bits import probe_rows
 
 __all__ = ["AcceleratedModel", "accelerate"]
 
-_OPTIONS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_tokens", "speculative_control")
+_OPTIONS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "cache_tokens",
+    "speculative_control",
+    "speculative_floor",
+)
 
 
 def accelerate(
@@ -45,8 +52,8 @@ def accelerate(
             SpeculativeConfig.
         assistant_model: a draft model: a PreTrainedModel with the same vocabulary, or a name as above.
         options: max_model_len (most tokens of prompt and output), max_num_seqs (most sequences side by side),
-            max_num_batched_tokens (most rows a step), cache_tokens (most cached tokens) and speculative_control, as in
-            EngineConfig.
+            max_num_batched_tokens (most rows a step), cache_tokens (most cached tokens), speculative_control and
+            speculative_floor, as in EngineConfig.
 
     Raises:
         UnsupportedModel: a model that cannot be run with the same text, naming why.

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NoReturn
 
-from outpace.config import EngineConfig, SpeculativeConfig, field_help
+from outpace.config import EngineConfig, SpeculativeConfig, field_help, field_kind
 from outpace.errors import BadInput, InvalidParameter
 
 __all__ = [
@@ -73,7 +73,7 @@ def add_engine_options(
             action = argparse.BooleanOptionalAction if item.default else "store_true"
             group.add_argument(flag, action=action, default=None, help=text)
             continue
-        kind = int if "int" in str(item.type) else str
+        kind = field_kind(item)
         default = item.default
         if defaults and item.name in defaults:
             text, default = text.partition("; default: ")[0], defaults[item.name]

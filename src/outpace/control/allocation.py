@@ -1,17 +1,20 @@
 """How many draft tokens to verify and to ask for: pure functions of chances and seconds.
 
 What is maximised is tokens per second, (decoding requests + chances of the draft tokens to be kept) / seconds, with the
-tokens of requests that have had many counting less (`fairness`). They are taken in the order of their chance times what
-they count over all requests, which for a given count is the best choice, since chances
-fall along each draft. Every count is looked at: seconds have steps, and what does not pay for one more row may pay for
-four.
+tokens of requests that have had many counting less (`fairness`), among the steps that every request can bear (`floor`).
+They are taken in the order of their chance times what they count over all requests, which for a given count is the best
+choice, since chances fall along each draft. Every count is looked at: seconds have steps, and what does not pay for one
+more row may pay for four.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+
+from outpace.control.floor import Limits
 
 __all__ = ["Candidate", "Plan", "Share", "allocate", "choose_computed"]
 
@@ -25,12 +28,14 @@ class Plan:
         tokens: expected of the step: one for each decoding request, and the draft tokens that are kept.
         seconds: expected of the step.
         second_best: where no tokens are worth it, the best plan with some; None if there is none.
+        held: whether a better one was not made, since somebody could not bear it.
     """
 
     counts: list[int]
     tokens: float
     seconds: float
     second_best: Plan | None = None
+    held: bool = False
 
     @property
     def rate(self) -> float:
@@ -46,6 +51,7 @@ def allocate(
     at_least: Sequence[int] | None = None,
     margin: float = 0.0,
     values: Sequence[float] | None = None,
+    limits: Limits | None = None,
 ) -> Plan:
     """The numbers of tokens that bring the most tokens per second.
 
@@ -56,7 +62,9 @@ def allocate(
         at_least: tokens of every request that are verified in any case.
         margin: by how much drafts must beat the fewest tokens possible, relative.
         values: what a token of every request counts, 1 on average over those that decode; None where it is 1 for all.
+        limits: how long the step may take, if it has more draft tokens than those at least.
     """
+    bare = survivals
     if values is not None:
         survivals = [[value * chance for chance in chances] for value, chances in zip(values, survivals, strict=True)]
     counts = [0] * len(survivals) if at_least is None else list(at_least)
@@ -76,18 +84,50 @@ def allocate(
     tokens = float(decoding) + sum(sum(survival[:count]) for survival, count in zip(survivals, counts, strict=True))
     best, best_tokens, base = begin, tokens, tokens / seconds[begin]
     rest, rest_tokens, rest_rate = begin, 0.0, -1.0
-    best_rate = base * (1.0 + margin)
+    best_rate = enough = base * (1.0 + margin)
+    bearable = None if limits is None else _Bearable(limits, bare, counts, order)
     for count in range(begin + 1, len(chances) + 1):
         tokens += chances[count - 1]
+        if tokens > best_rate * seconds[count] and (bearable is None or bearable(count - begin, seconds[count])):
+            best, best_tokens, best_rate = count, tokens, tokens / seconds[count]
         if tokens > rest_rate * seconds[count]:
-            rate = tokens / seconds[count]
-            rest, rest_tokens, rest_rate = count, tokens, rate
-            if rate > best_rate:
-                best, best_tokens, best_rate = count, tokens, rate
+            rest, rest_tokens, rest_rate = count, tokens, tokens / seconds[count]
     second = None
     if not best and rest:
         second = Plan(_counts(counts, order, rest), rest_tokens, seconds[rest])
-    return Plan(_counts(counts, order, best - begin), best_tokens, seconds[best], second)
+    held = rest_rate > max(best_rate, enough)
+    return Plan(_counts(counts, order, best - begin), best_tokens, seconds[best], second, held)
+
+
+class _Bearable:
+    """Whether a step with so many more draft tokens is one that every request can bear.
+
+    Args:
+        limits: of the step.
+        survivals: chances of all tokens, whatever they are worth.
+        counts: tokens of every request in any case.
+        order: whose the tokens are that come to them; None where there is one request.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        survivals: Sequence[Sequence[float]],
+        counts: Sequence[int],
+        order: Sequence[int] | None,
+    ) -> None:
+        self._limits, self._survivals, self._order = limits, survivals, order
+        self._counts, self._more = list(counts), 0
+        self._allowed = limits.with_drafts(survivals, counts)
+
+    def __call__(self, more: int, seconds: float) -> bool:
+        """Of `more` tokens, never fewer than the last time."""
+        for place in range(self._more, more):
+            index = 0 if self._order is None else self._order[place]
+            self._allowed[index] += self._limits.token * self._survivals[index][self._counts[index]]
+            self._counts[index] += 1
+        self._more = more
+        return seconds <= min(self._limits.others, *self._allowed)
 
 
 def _counts(counts: Sequence[int], order: Sequence[int] | None, more: int) -> list[int]:
@@ -114,6 +154,7 @@ class Candidate:
         instead: (tokens, chances in sum) of the draft at hand that would be dropped for it.
         price: seconds of catching up, as far as this step has to bear them.
         branches: tokens that branches of the draft bring, what they cost deducted.
+        allowed: seconds that the step may take by the tokens drafted for it, 0 of them first; empty if nobody says.
     """
 
     index: int
@@ -121,6 +162,11 @@ class Candidate:
     instead: tuple[int, float] = (0, 0.0)
     price: float = 0.0
     branches: float = 0.0
+    allowed: Sequence[float] = ()
+
+    def bears(self, seconds: float, length: int = 0) -> bool:
+        """Whether the step may take that long if so many tokens are drafted for it."""
+        return not self.allowed or seconds <= self.allowed[min(length, len(self.allowed) - 1)]
 
 
 @dataclass(slots=True)
@@ -152,8 +198,9 @@ def choose_computed(
     tokens: float,
     num_drafted: int = 0,
     drafting: float = 0.0,
+    longest: float = math.inf,
 ) -> Share | None:
-    """The best rate with a computing drafter for one request at least; None without candidates.
+    """The best rate with a computing drafter for one request at least; None if all can bear none of that.
 
     For every length, requests are taken in order of what the drafter brings them over what they have; every number of
     requests is looked at, as one call drafts for all of them at the price of little more than one.
@@ -165,9 +212,10 @@ def choose_computed(
         tokens: expected of the step without this drafter.
         num_drafted: draft tokens of the step without this drafter.
         drafting: seconds of calls that are made anyway.
+        longest: seconds that the step may take for those who are no candidates.
     """
     if len(candidates) == 1:
-        return _for_one(candidates[0], round_seconds[0], step_seconds, tokens, num_drafted, drafting)
+        return _for_one(candidates[0], round_seconds[0], step_seconds, tokens, num_drafted, drafting, longest)
     best: tuple[int, list[int], float, float, int] | None = None
     best_rate = 0.0
     rate = tokens / (step_seconds[num_drafted] + drafting)
@@ -194,7 +242,11 @@ def choose_computed(
             rows += min(length, len(candidate.survival)) - candidate.instead[0]
             price += candidate.price
             seconds = step_seconds[rows] + length * round_seconds[many] + price
-            if expected > best_rate * seconds:
+            if (
+                expected > best_rate * seconds
+                and seconds <= longest
+                and _bear(candidates, order, many, seconds, length)
+            ):
                 best_rate = expected / seconds
                 best = length, order[: many + 1], expected, seconds, rows
     if best is None:
@@ -204,6 +256,11 @@ def choose_computed(
     return Share(members, length, best_rate, expected, seconds, seconds - step_seconds[rows] - drafting)
 
 
+def _bear(candidates: Sequence[Candidate], order: Sequence[int], last: int, seconds: float, length: int) -> bool:
+    """Whether all can bear a step in which those up to the place `last` of the order have drafts."""
+    return all(candidates[at].bears(seconds, length if place <= last else 0) for place, at in enumerate(order))
+
+
 def _for_one(
     candidate: Candidate,
     one_round: float,
@@ -211,6 +268,7 @@ def _for_one(
     tokens: float,
     num_drafted: int,
     drafting: float,
+    longest: float,
 ) -> Share | None:
     """The same where only one request may be drafted for, which is most often so."""
     best, best_rate, best_expected, best_seconds = 0, 0.0, 0.0, 0.0
@@ -221,7 +279,7 @@ def _for_one(
             break  # nor does any token behind this one bring what its round costs
         expected += chance
         seconds = step_seconds[rows + length] + length * one_round + fixed
-        if expected > best_rate * seconds:
+        if expected > best_rate * seconds and seconds <= longest and candidate.bears(seconds, length):
             best, best_rate, best_expected, best_seconds = length, expected / seconds, expected, seconds
     if not best:
         return None

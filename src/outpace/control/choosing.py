@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from outpace.control.allocation import Candidate, Plan, Share, allocate, choose_computed
 from outpace.control.branches import Ranked
 from outpace.control.fairness import token_values
+from outpace.control.floor import Limits
 from outpace.control.knowledge import Knowledge
 from outpace.control.prospects import of_lookups
 from outpace.control.report import Prospect
@@ -52,6 +54,8 @@ class Choice:
         num_drafted: draft tokens in it.
         survivals: of every wish, falling chances of the tokens of the draft at hand.
         values: what a token of every wish counts; None where it is 1 for all.
+        limits: how long the step may take; None: however long.
+        allowed: seconds, for every wish with what is drafted for it; empty without limits.
         ranked: of the wishes with such a draft, by index, whose chances these are.
         prospects: by drafter that is at hand and was not chosen at all.
     """
@@ -63,6 +67,8 @@ class Choice:
     num_drafted: int
     survivals: list[list[float]]
     values: list[float] | None
+    limits: Limits | None
+    allowed: list[float]
     ranked: dict[int, Ranked]
     shares: dict[str, Share] = field(default_factory=dict)
     prospects: dict[str, Prospect] = field(default_factory=dict)
@@ -126,9 +132,13 @@ def choose(
     )
     seconds = knowledge.step_seconds(around.rows, around.prompt_rows, most)
     values = token_values(knowledge.requests, [wish.request_id for wish in wishes], around.decoding)
-    plan = allocate(survivals, seconds, decoding=around.decoding, at_least=fixed, margin=margin, values=values)
+    limits = knowledge.limits([wish.request_id for wish in wishes], around.decoding, seconds[0])
+    plan = allocate(
+        survivals, seconds, decoding=around.decoding, at_least=fixed, margin=margin, values=values, limits=limits
+    )
+    allowed = [] if limits is None else limits.with_drafts(survivals, plan.counts)
     num_drafted = sum(plan.counts)
-    choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted, survivals, values, found)
+    choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted, survivals, values, limits, allowed, found)
     choice.prospects.update(of_lookups(plan, offers, survivals))
     if not around.prompt_rows:
         free = [i for i, wish in enumerate(wishes) if wish.computing and not fixed[i]]
@@ -157,6 +167,8 @@ def _add_computed(
             share = _share(knowledge, around, choice, name, wishes, open_to)
             if share is not None:
                 found.append((share.rate, name, share))
+            elif choice.limits is not None:
+                _note_held(knowledge, around, choice, name, wishes, open_to, margin)
         if not found:
             return
         enough = choice.tokens / choice.total * (1.0 + margin)
@@ -173,8 +185,29 @@ def _add_computed(
         choice.shares[name] = share
         choice.tokens, choice.total = share.tokens, share.seconds
         for index in share.members:
+            if choice.limits is not None:
+                length = min(share.num_tokens, wishes[index].most_of(name))
+                survival = _survival(knowledge, name, wishes[index])[:length]
+                choice.allowed[index] = choice.limits.allowed[index] + choice.limits.token * sum(survival)
             choice.num_drafted += min(share.num_tokens, wishes[index].most_of(name)) - choice.plan.counts[index]
             open_to.remove(index)
+
+
+def _note_held(
+    knowledge: Knowledge,
+    around: Surroundings,
+    choice: Choice,
+    name: str,
+    wishes: Sequence[Wish],
+    open_to: Sequence[int],
+    margin: float,
+) -> None:
+    """Notes what a drafter would have brought that somebody could not bear."""
+    share = _share(knowledge, around, choice, name, wishes, open_to, bounded=False)
+    if share is not None:
+        prospect = _prospect(knowledge, choice, share, name, wishes)
+        prospect.held = prospect.ratio > 1.0 + margin
+        choice.prospects[name] = prospect
 
 
 def _prospect(knowledge: Knowledge, choice: Choice, share: Share, name: str, wishes: Sequence[Wish]) -> Prospect:
@@ -198,7 +231,7 @@ def _new_drafter(
         length = length if knowledge.costs(name).num_calls else 1
     if length >= share.num_tokens and len(members) == len(share.members):
         return share
-    return _share(knowledge, around, choice, name, wishes, members, most=length) or share
+    return _share(knowledge, around, choice, name, wishes, members, most=length, bounded=False) or share
 
 
 def _share(
@@ -211,6 +244,7 @@ def _share(
     *,
     hopeful: bool = False,
     most: int | None = None,
+    bounded: bool = True,
 ) -> Share | None:
     """The best that a computing drafter can do beside what was chosen.
 
@@ -224,6 +258,7 @@ def _share(
         hopeful: one token each, at a chance a little above the likely one, and only where it is up to date: giving up
             has a price too, since it has to catch up before it can be tried again.
         most: tokens a request; None: as many as are wished for.
+        bounded: whether everybody has to bear it.
     """
     candidates = []
     acceptance, costs = knowledge.acceptance(name), knowledge.costs(name)
@@ -240,9 +275,10 @@ def _share(
             instead = (count, value * sum(choice.survivals[index][:count])) if count else (0, 0.0)
             branches = knowledge.branch_gain(wish.request_id, name, around.decoding) if name in wish.widths else None
             gain = branches if branches is not None and branches > LEAST_GAIN and not hopeful else 0.0
+            allowed = _allowed(choice, index, survival, gain) if bounded else ()
             if choice.values is not None:
                 survival = [value * chance for chance in survival]
-            candidates.append(Candidate(index, survival, instead, price, value * gain))
+            candidates.append(Candidate(index, survival, instead, price, value * gain, allowed))
     if not candidates:
         return None
     unit = knowledge.target.now.seconds(1)
@@ -254,7 +290,24 @@ def _share(
         tokens=choice.tokens,
         num_drafted=choice.num_drafted,
         drafting=choice.drafting,
+        longest=_longest(choice, candidates) if bounded else math.inf,
     )
+
+
+def _allowed(choice: Choice, index: int, survival: Sequence[float], branches: float) -> Sequence[float]:
+    """Seconds that a request can bear by the tokens that are drafted for it, 0 (what it has now) first."""
+    if choice.limits is None:
+        return ()
+    begin, token = choice.limits.allowed[index] + choice.limits.token * branches, choice.limits.token
+    return [choice.allowed[index], *(begin + token * kept for kept in accumulate(survival))]
+
+
+def _longest(choice: Choice, candidates: Sequence[Candidate]) -> float:
+    """Seconds that the others can bear."""
+    if choice.limits is None:
+        return math.inf
+    own = {candidate.index for candidate in candidates}
+    return min([choice.limits.others] + [allowed for at, allowed in enumerate(choice.allowed) if at not in own])
 
 
 def _survival(knowledge: Knowledge, name: str, wish: Wish) -> list[float]:

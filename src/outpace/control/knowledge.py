@@ -8,16 +8,20 @@ from dataclasses import dataclass, field, replace
 from outpace.control.acceptance import FIRST_GUESS, Correction, DrafterAcceptance
 from outpace.control.branches import Ranked, ranked
 from outpace.control.costs import DraftCosts, TargetCosts
+from outpace.control.floor import Limits, limits
 from outpace.control.probing import Pace
 from outpace.control.requests import Requests
 from outpace.control.row_costs import NATIVE_SHAPE
 from outpace.control.widths import BranchGain
 from outpace.decisions import Offer
 
-__all__ = ["FEW_DRAFTS", "ControlSettings", "Knowledge"]
+__all__ = ["FEW_DRAFTS", "FLOOR", "ControlSettings", "Knowledge"]
 
 FEW_DRAFTS = 3
 """As many tell what a drafter is worth, and whether it means what it says."""
+
+FLOOR = 0.98
+"""Share of its plain rate that every request of a batch keeps, if nobody says."""
 
 _LONGEST_PACE = 8.0  # steps between two tries of branches
 
@@ -34,6 +38,7 @@ class ControlSettings:
         first_guesses: by drafter, the chance that a draft token is kept, before any was seen; `FIRST_GUESS` where none
             is named.
         margin: by how much tokens per second with drafts must beat those without, relative.
+        floor: share of its plain rate that every request of a batch keeps, however much others gain; 0: no such limit.
         horizon: what it costs a drafter to catch up with a request is spread over no more tokens to come than this
             and the tokens that have come.
     """
@@ -42,6 +47,7 @@ class ControlSettings:
     relative_costs: Mapping[str, float] = field(default_factory=dict)
     first_guesses: Mapping[str, float] = field(default_factory=dict)
     margin: float = 0.01
+    floor: float = FLOOR
     horizon: int = 64
 
 
@@ -138,6 +144,10 @@ class Knowledge:
     def survival(self, offer: Offer, most: int) -> list[float]:
         """The chances of the best of them that they are kept, and all before them on their path."""
         return self.ranked(offer).survival[:most]
+
+    def limits(self, ids: Sequence[int], decoding: int, plain: float) -> Limits | None:
+        """How long a step of these requests may take, of `decoding` in all, that takes `plain` seconds without drafts."""
+        return limits(self.requests, ids, decoding, plain, self.settings.floor)
 
     def step_seconds(self, base: int, prompt_rows: int, count: int) -> list[float]:
         """[1 + count] seconds of a step with 0, 1, ... draft tokens beside `base` rows.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outpace.control.acceptance import Outcome
 from outpace.control.branches import learn
+from outpace.control.floor import enter
 from outpace.control.knowledge import Knowledge
 from outpace.control.probing import ProbingBudget
 from outpace.control.report import Tally
@@ -80,6 +81,17 @@ class Learning:
             self._account(facts, step, accepted, calls)
         elif step.probes:
             self._empty_probes(facts, step)
+        self._keep_accounts(facts, step, min(calls, _WORST_CALL * step.drafting))
+
+    def _keep_accounts(self, facts: StepFacts, step: StepPlan, drafting: float) -> None:
+        """What the step was to bring and to take, by request: neither luck nor a stall is a draft's fault."""
+        now, requests = self._knowledge.target.now, self._knowledge.requests
+        requests.running = set(facts.decoding)
+        plain = now.seconds(len(facts.decoding))
+        tokens = sum(seen.offer.num_tokens for seen in facts.drafts)
+        seconds = plain + now.seconds(facts.rows) - now.seconds(facts.rows - tokens) + drafting
+        for request_id in facts.decoding:
+            enter(requests[request_id], 1.0 + step.expected.get(request_id, 0.0), plain, seconds)
 
     def _compare(self, facts: StepFacts, step: StepPlan) -> None:
         """Notes what was predicted, before it is known better."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from outpace.control import memory
 from outpace.control.controller import AdaptiveController
 from outpace.control.fixed import FixedController
-from outpace.control.knowledge import ControlSettings, Knowledge
+from outpace.control.knowledge import FLOOR, ControlSettings, Knowledge
 from outpace.decisions import GRAMMAR
 from outpace.protocols import Controller
 
@@ -25,6 +25,8 @@ def make_controller(
     relative_costs: Mapping[str, float],
     folder: Path | None = None,
     key: Callable[[], str] = str,
+    *,
+    floor: float = FLOOR,
 ) -> tuple[Controller, Callable[[], None]]:
     """The controller for `EngineConfig.speculative_control`, and what keeps what it has learnt.
 
@@ -32,11 +34,12 @@ def make_controller(
         control: "adaptive" or "fixed".
         relative_costs: see `ControlSettings`.
         folder: where numbers are kept from one run to the next; None: nowhere.
+        floor: share of its plain rate that every request of a batch keeps.
         key: gives all that they depend on, as of now: drafters may be replaced before they are kept.
     """
     if control == "fixed":
         return FixedController(), _nothing
-    settings = ControlSettings(relative_costs=relative_costs, first_guesses={GRAMMAR: _FORCED})
+    settings = ControlSettings(floor=floor, relative_costs=relative_costs, first_guesses={GRAMMAR: _FORCED})
     knowledge = Knowledge(settings)
     controller = AdaptiveController(settings, knowledge)
     if folder is None:

@@ -34,4 +34,4 @@ def of_lookups(
             kept[offer.drafter] = kept.get(offer.drafter, 0.0) + sum(survival[:count])
     each = (plan.seconds - chosen.seconds) / sum(plan.counts)
     ratio = plan.rate / chosen.rate
-    return {name: Prospect(count, kept[name], each * count, 0.0, ratio) for name, count in counts.items()}
+    return {name: Prospect(count, kept[name], each * count, 0.0, ratio, chosen.held) for name, count in counts.items()}

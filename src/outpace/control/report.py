@@ -19,6 +19,7 @@ class Prospect:
         verifying: seconds that verifying them would add.
         drafting: seconds of drafting them.
         ratio: tokens per second over those without it.
+        held: it would have paid, but another request could not bear it (`floor`).
     """
 
     num_tokens: int
@@ -26,6 +27,7 @@ class Prospect:
     verifying: float
     drafting: float
     ratio: float
+    held: bool = False
 
     def sentence(self, drafter: str) -> str:
         price = f"{1e3 * self.verifying:.1f} ms of verifying"
@@ -33,7 +35,8 @@ class Prospect:
             price = f"{1e3 * self.drafting:.1f} ms of drafting and {price}"
         tokens = f"{self.num_tokens} draft token{'s' * (self.num_tokens != 1)}"
         expected = f"{self.kept:.1f} of {tokens} expected to be kept"
-        return f"{drafter}: {expected} for {price}, {self.ratio:.2f}x the speed without"
+        why = ", but a request that gains nothing would become slower" if self.held else ""
+        return f"{drafter}: {expected} for {price}, {self.ratio:.2f}x the speed without{why}"
 
 
 @dataclass(slots=True)

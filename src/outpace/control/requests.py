@@ -21,6 +21,8 @@ class RequestState:
     Args:
         num_tokens: that came so far.
         num_steps: in which they came.
+        plain_seconds: plain steps would have taken for the tokens of the last steps; see `floor`.
+        seconds: that these steps took.
         corrections: by drafter.
         paces: by drafter, when it is tried next if it does not seem to pay.
         branches: by drafter, what they bring.
@@ -28,6 +30,8 @@ class RequestState:
 
     num_tokens: int = 0
     num_steps: int = 0
+    plain_seconds: float = 0.0
+    seconds: float = 0.0
     corrections: dict[str, Correction] = field(default_factory=dict)
     paces: dict[str, Pace] = field(default_factory=dict)
     branches: dict[str, BranchGain] = field(default_factory=dict)
@@ -52,10 +56,15 @@ class RequestState:
 
 
 class Requests:
-    """Their states by id."""
+    """Their states by id.
+
+    Attributes:
+        running: those that decoded in the last step.
+    """
 
     def __init__(self) -> None:
         self._states: dict[int, RequestState] = {}
+        self.running: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._states)
@@ -82,3 +91,4 @@ class Requests:
 
     def release(self, request_id: int) -> None:
         self._states.pop(request_id, None)
+        self.running.discard(request_id)

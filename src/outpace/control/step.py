@@ -67,7 +67,10 @@ class StepPlan:
         if self.drafting:
             seconds = [value + self.drafting for value in seconds]
         values = None if self.values is None else [self.values.get(offer.request_id, 1.0) for offer in offers]
-        plan = allocate(survivals, seconds, decoding=around.decoding, at_least=whole, values=values)
+        limits = knowledge.limits([offer.request_id for offer in offers], around.decoding, seconds[0] - self.drafting)
+        if limits is not None:  # what has been drafted is paid for, whatever of it is verified
+            limits = limits.later(self.drafting)
+        plan = allocate(survivals, seconds, decoding=around.decoding, at_least=whole, values=values, limits=limits)
         self.total = plan.seconds
         row = row_price(seconds, sum(plan.counts), plan.tokens, plan.seconds)
         for offer, each, count in zip(offers, found, plan.counts, strict=True):

@@ -10,7 +10,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from outpace.config import EngineConfig, SpeculativeConfig, field_help
+from outpace.config import EngineConfig, SpeculativeConfig, field_help, field_kind
 from outpace.errors import BadInput
 from outpace.server.command_line import CommandLine
 from outpace.server.settings import ServerSettings
@@ -23,6 +23,7 @@ _EPILOG = (
     "Those without a meaning here are named in one warning; those that would change answers are refused."
 )
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_WORDS: dict[type, str] = {int: "N", float: "X", str: "NAME"}
 _DTYPES = {"half": "float16", "float": "float32"}
 _DEFAULTS = ServerSettings()
 
@@ -57,10 +58,10 @@ def _add_engine_options(parser: CommandLine) -> None:
         if str(item.type) == "bool":
             group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
             continue
-        kind = int if "int" in str(item.type) else str
+        kind = field_kind(item)
         shown = text if item.default is None else f"{text} (default: {item.default})"
         reader = readers.get(item.name, kind)
-        group.add_argument(flag, type=reader, metavar="N" if kind is int else "NAME", help=shown)
+        group.add_argument(flag, type=reader, metavar=_WORDS[kind], help=shown)
     group.add_argument("--tokenizer", metavar="NAME", help="the model's own, which is the only one possible")
 
 

@@ -1,0 +1,81 @@
+"""No request of a batch pays more than a small share of its plain rate for the drafts of the others.
+
+Proportional fairness (`fairness`) lets one request lose where others gain enough. The floor ends that: a step may take
+as long as every request that decodes in it can bear. What it can bear is told by an account of its own, in seconds:
+plain steps for the tokens it got and will get, over the floor, less the seconds that went by. Who gains by its own
+drafts can bear long steps; who gains nothing, next to none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outpace.control.requests import Requests, RequestState
+
+__all__ = ["Limits", "enter", "limits"]
+
+_FADE = 1.0 - 1.0 / 256.0
+"""Of an account, with every step: nobody pays for a lead of long ago."""
+
+_CREDIT = 64.0
+"""Plain steps of which the share that may be lost can be lost at once by a new request."""
+
+
+@dataclass(slots=True)
+class Limits:
+    """How long a step may take.
+
+    Args:
+        allowed: seconds, for every wish, if no token is drafted for it.
+        token: seconds more for every token that is expected to be kept.
+        others: seconds, for those that decode without a wish.
+    """
+
+    allowed: list[float]
+    token: float
+    others: float
+
+    def later(self, seconds: float) -> Limits:
+        """The same where so much goes by in any case."""
+        return Limits([allowed + seconds for allowed in self.allowed], self.token, self.others + seconds)
+
+    def with_drafts(self, survivals: Sequence[Sequence[float]], counts: Sequence[int]) -> list[float]:
+        """`allowed`, with so many tokens of these chances."""
+        return [
+            allowed + self.token * sum(survival[:count]) if count else allowed
+            for allowed, survival, count in zip(self.allowed, survivals, counts, strict=True)
+        ]
+
+
+def limits(requests: Requests, ids: Sequence[int], decoding: int, plain: float, floor: float) -> Limits | None:
+    """What the requests of a step can bear; None where nobody is alone in gaining, or there is no floor.
+
+    Args:
+        requests: with their accounts.
+        ids: of the wishes.
+        decoding: requests that get a token each, those without a wish included.
+        plain: seconds of the step without drafts.
+        floor: share of its plain rate that everybody keeps; 0: none.
+    """
+    if decoding < 2 or not floor:
+        return None
+    token = plain / floor
+    own = set(ids)
+    rest = [_allowed(requests[other], plain, floor) for other in requests.running if other not in own]
+    others = min(rest, default=float("inf"))
+    if len(ids) + len(rest) < decoding:  # one that has no account yet
+        others = min(others, _allowed(RequestState(), plain, floor))
+    return Limits([_allowed(requests[each], plain, floor) for each in ids], token, others)
+
+
+def _allowed(state: RequestState, plain: float, floor: float) -> float:
+    """Seconds of the next step that a request can bear which gets one token in it."""
+    credit = max(0.0, _CREDIT * plain - state.plain_seconds) * (1.0 / floor - 1.0)
+    return (state.plain_seconds + plain) / floor - state.seconds + credit
+
+
+def enter(state: RequestState, tokens: float, plain: float, seconds: float) -> None:
+    """A step was to bring a request so many tokens; plain ones would have taken `plain` seconds each."""
+    state.plain_seconds = _FADE * state.plain_seconds + tokens * plain
+    state.seconds = _FADE * state.seconds + seconds
