@@ -242,11 +242,8 @@ def choose_computed(
             rows += min(length, len(candidate.survival)) - candidate.instead[0]
             price += candidate.price
             seconds = step_seconds[rows] + length * round_seconds[many] + price
-            if (
-                expected > best_rate * seconds
-                and seconds <= longest
-                and _bear(candidates, order, many, seconds, length)
-            ):
+            better = expected > best_rate * seconds and seconds <= longest
+            if better and _bear(candidates, order, many, seconds, length):
                 best_rate = expected / seconds
                 best = length, order[: many + 1], expected, seconds, rows
     if best is None:

@@ -8,6 +8,7 @@ drafts can bear long steps; who gains nothing, next to none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,13 +61,12 @@ def limits(requests: Requests, ids: Sequence[int], decoding: int, plain: float, 
     """
     if decoding < 2 or not floor:
         return None
-    token = plain / floor
-    own = set(ids)
-    rest = [_allowed(requests[other], plain, floor) for other in requests.running if other not in own]
-    others = min(rest, default=float("inf"))
-    if len(ids) + len(rest) < decoding:  # one that has no account yet
-        others = min(others, _allowed(RequestState(), plain, floor))
-    return Limits([_allowed(requests[each], plain, floor) for each in ids], token, others)
+    others = math.inf
+    if len(ids) < decoding:  # who they are is not said: those of the last step, or one that has no account yet
+        rest = requests.running.difference(ids)
+        states = [requests[other] for other in rest] or [RequestState()]
+        others = min(_allowed(state, plain, floor) for state in states)
+    return Limits([_allowed(requests[each], plain, floor) for each in ids], plain / floor, others)
 
 
 def _allowed(state: RequestState, plain: float, floor: float) -> float:

@@ -146,7 +146,7 @@ class Knowledge:
         return self.ranked(offer).survival[:most]
 
     def limits(self, ids: Sequence[int], decoding: int, plain: float) -> Limits | None:
-        """How long a step of these requests may take, of `decoding` in all, that takes `plain` seconds without drafts."""
+        """How long a step of these requests may take, `decoding` in all; without drafts it takes `plain` seconds."""
         return limits(self.requests, ids, decoding, plain, self.settings.floor)
 
     def step_seconds(self, base: int, prompt_rows: int, count: int) -> list[float]:
