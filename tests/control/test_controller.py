@@ -335,7 +335,7 @@ def test_a_released_request_is_forgotten_and_states_are_bounded() -> None:
 
 
 def test_a_request_that_cannot_be_guessed_is_left_alone_while_others_are_drafted_for() -> None:
-    controller = AdaptiveController()
+    controller = AdaptiveController(ControlSettings(floor=0.0))
     drafter = TrueDrafter(lambda request, position: 0.02 if request == 1 else 0.9)
     world = Simulation(controller, {"free": drafter}, table(NATIVE), stalls=0.0)
     world.run(range(4), 60)

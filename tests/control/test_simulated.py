@@ -96,7 +96,7 @@ def test_within_50_steps_the_choice_is_as_good_as_the_best_fixed_one(which: str,
         overall.append(rate(steps) / best)
     # Where the best drafter is little better than the other one or than none, 50 steps are too few to be sure of it.
     middle = mean if close else median
-    least = 0.92 if close else 0.955 if batch == 16 else 0.97
+    least = 0.9 if close else 0.955 if batch == 16 else 0.97
     assert middle(chosen) > least, (chosen, overall)
     assert middle(overall) > least - 0.02, (chosen, overall)
 

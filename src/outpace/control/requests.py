@@ -77,6 +77,9 @@ class Requests:
             found = self._states[request_id] = RequestState()
         return found
 
+    def __setitem__(self, request_id: int, state: RequestState) -> None:
+        self._states[request_id] = state
+
     def known_correction(self, request_id: int, drafter: str) -> Correction | None:
         """None if it has none yet."""
         state = self._states.get(request_id)

@@ -1,0 +1,146 @@
+"""Nobody in a batch falls below a share of its plain rate because others are drafted for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from outpace.control.allocation import Candidate, allocate, choose_computed
+from outpace.control.controller import AdaptiveController
+from outpace.control.floor import Limits, enter, limits
+from outpace.control.knowledge import ControlSettings
+from outpace.control.requests import Requests, RequestState
+from tests.control.simulator import NATIVE, Simulation, TrueDrafter, table
+
+SECONDS = [1.0, 1.1, 1.2, 1.3, 1.4]
+
+
+def test_what_a_request_can_bear_by_hand() -> None:
+    """Floor 0.8, plain steps of 1 s: a step may take 1.25 s for each token; a new one may lose a fourth of 64 steps."""
+    requests = Requests()
+    requests[0] = RequestState(plain_seconds=80.0, seconds=99.0)
+    requests[1] = RequestState(plain_seconds=80.0, seconds=100.0)
+    requests[2] = RequestState(plain_seconds=32.0, seconds=40.0)
+    found = limits(requests, [0, 1, 2, 3], 4, 1.0, 0.8)
+    assert found is not None
+    assert found.allowed == pytest.approx([100 + 1.25 - 99, 1.25, 1.25 + 8, 1.25 + 16])
+    assert found.token == 1.25
+    assert found.others == math.inf
+    assert found.with_drafts([[0.5, 0.4]] * 4, [1, 2, 0, 0]) == pytest.approx([2.875, 2.375, 9.25, 17.25])
+
+
+def test_there_is_no_limit_alone_or_without_a_floor() -> None:
+    assert limits(Requests(), [0], 1, 1.0, 0.98) is None
+    assert limits(Requests(), [0, 1], 2, 1.0, 0.0) is None
+
+
+def test_those_without_a_wish_are_the_others_of_the_last_step() -> None:
+    requests = Requests()
+    requests.running = {0, 7}
+    requests[7] = RequestState(plain_seconds=64.0, seconds=64.0)
+    found = limits(requests, [0], 2, 1.0, 0.5)
+    assert found is not None
+    assert found.others == pytest.approx(64 / 0.5 + 2 - 64)
+    requests.release(7)
+    unknown = limits(requests, [0], 2, 1.0, 0.5)
+    assert unknown is not None
+    assert unknown.others == pytest.approx(2 + 64)
+
+
+def test_old_leads_are_forgotten() -> None:
+    state = RequestState()
+    for _ in range(1000):
+        enter(state, 3.0, 1.0, 2.0)
+    lead = state.plain_seconds - state.seconds
+    assert lead == pytest.approx(256, rel=0.05)  # of 1000 seconds that were won
+    for _ in range(1000):
+        enter(state, 1.0, 1.0, 1.0)
+    assert state.plain_seconds - state.seconds < 0.03 * lead
+
+
+def test_only_what_all_can_bear_is_verified() -> None:
+    """Three tokens pay most; the second request, which has none, bears 1.15 s; a token of its own lets it bear 2.15."""
+    drafts = [[0.9, 0.9, 0.9], [0.0]]
+    free = allocate(drafts, SECONDS, decoding=2)
+    assert (free.counts, free.held) == ([3, 0], False)
+    tight = allocate(drafts, SECONDS, decoding=2, limits=Limits([9.0, 1.15], 1.0, 9.0))
+    assert (tight.counts, tight.held) == ([1, 0], True)
+    others = allocate(drafts, SECONDS, decoding=2, limits=Limits([9.0, 9.0], 1.0, 1.05))
+    assert (others.counts, others.held) == ([0, 0], True)
+    assert others.second_best is not None and others.second_best.counts == [3, 0]
+    both = allocate([[0.9, 0.9, 0.9], [1.0]], SECONDS, decoding=2, limits=Limits([9.0, 1.15], 1.0, 9.0))
+    assert both.counts == [3, 1]
+
+
+def test_what_is_verified_in_any_case_is_no_matter_of_limits() -> None:
+    plan = allocate([[0.9], [0.9]], SECONDS, decoding=2, at_least=[1, 0], limits=Limits([0.1, 0.1], 0.0, 0.1))
+    assert plan.counts == [1, 0]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_only_drafting_that_all_can_bear_is_asked_for(count: int) -> None:
+    """One token takes 0.1 s to draft and 0.1 s to verify. What the first one wins the second one does not."""
+    seconds = [1.0 + 0.1 * rows for rows in range(9)]
+    rounds = [0.1, 0.1]
+
+    def chosen(first: float, second: float, longest: float) -> int | None:
+        candidates = [
+            Candidate(0, [0.9, 0.8, 0.7], allowed=[first, first + 0.9, first + 1.7, first + 2.4]),
+            Candidate(1, [0.01, 0.01, 0.01], allowed=[second, second, second, second]),
+        ][:count]
+        share = choose_computed(candidates, rounds[:count], seconds, tokens=2.0, longest=longest)
+        return None if share is None else share.num_tokens
+
+    assert chosen(9.0, 9.0, 9.0) == 3
+    assert chosen(0.5, 9.0, 9.0) == 3
+    assert chosen(9.0, 9.0, 1.45) == 2
+    assert chosen(9.0, 9.0, 1.15) is None
+    if count == 2:
+        assert chosen(9.0, 1.25, 9.0) == 1
+
+
+def rates(floor: float, steps: int = 300) -> tuple[float, float, AdaptiveController]:
+    """Over plain decoding: of three requests that nobody can guess, and of one that all can."""
+    drafter = TrueDrafter(lambda request, _: 0.97 if request == 0 else 0.02, informative=False)
+    seconds = table(NATIVE)
+    controller = AdaptiveController(ControlSettings(floor=floor))
+    world = Simulation(controller, {"free": drafter}, seconds, most=8, noise=0.02, stalls=0.0)
+    world.run(range(4), 60)
+    begin, tokens = world.clock, 0
+    for _ in range(steps):
+        world.step(range(4))
+        tokens += world.last_tokens[0]
+    stretch = (world.clock - begin) / (steps * seconds(4))
+    return 1 / stretch, tokens / steps / stretch, controller
+
+
+@pytest.mark.parametrize("floor", [0.98, 0.9])
+def test_those_who_gain_nothing_keep_their_share(floor: float) -> None:
+    """Within 1.5 percent, which trying costs."""
+    others, fast, _ = rates(floor)
+    assert others > floor - 0.015
+    assert fast > 0.98
+
+
+def test_the_lower_the_floor_the_more_others_gain() -> None:
+    gains = [rates(floor)[1] for floor in (0.98, 0.9, 0.0)]
+    assert gains[0] < gains[1] < gains[2]
+    assert gains[1] > 1.15
+
+
+def test_it_says_that_others_would_become_slower() -> None:
+    sentence = rates(1.0)[2].report().drafters["free"].off
+    assert sentence is not None
+    assert sentence.endswith("x the speed without, but a request that gains nothing would become slower")
+
+
+def test_alike_requests_do_not_hold_each_other_up() -> None:
+    drafter = TrueDrafter(lambda *_: 0.9, informative=False)
+    tokens = []
+    for floor in (0.98, 0.0):
+        controller = AdaptiveController(ControlSettings(floor=floor))
+        world = Simulation(controller, {"free": drafter}, table(NATIVE), most=8, noise=0.02, stalls=0.0)
+        world.run(range(4), 300)
+        tokens.append(sum(step.tokens for step in world.history) / world.clock)
+    assert tokens[0] > 0.98 * tokens[1]
