@@ -19,6 +19,7 @@ from outpace.train.writing import write_json
 __all__ = ["Plan", "keep_plan", "resumed"]
 
 _RUN = "run.json"
+_FORMAT = 2
 _SOURCES = ("prompts", "text", "records")
 
 
@@ -75,6 +76,7 @@ def keep_plan(plan: Plan, made_for: Mapping[str, Any]) -> None:
     # Another number of threads adds numbers in another order, and the run would not go on to the bit.
     engine = replace(plan.engine, model=model if model in ALIASES else lasting_name(model), threads=threads)
     found = {
+        "format": _FORMAT,
         "kind": plan.kind,
         "made_for": dict(made_for),
         "engine": asdict(engine),
@@ -98,12 +100,17 @@ def resumed(folder: Path, engine: Callable[[EngineConfig], EngineConfig]) -> Pla
         engine: changes the engine's settings where the user says so.
 
     Raises:
-        CheckpointError: the folder holds no run, or a damaged one.
+        CheckpointError: the folder holds no run, one of another version of outpace, or a damaged one.
     """
     path = folder / _RUN
     if not path.is_file():
         raise CheckpointError(f"{folder} holds no run to go on with ({_RUN} is missing)")
     found: Any = read_json(path)
+    if found.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"{folder} was begun by another version of outpace (format {found.get('format', 1)!r} of {_RUN}, not "
+            f"{_FORMAT}) and cannot be gone on with: train anew, with another --out"
+        )
     try:
         sources = found.get("sources", {})
         return Plan(

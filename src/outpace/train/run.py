@@ -136,7 +136,8 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
         f"training {trained / 1e6:.1f}M weights of a drafter ({plan.kind}) for {source.files.label}, {model.describe()}"
     )
     states = [_states(plan, target, identity, data, split, notify, progress) for split in ("train", "valid")]
-    sources = Sources(target, data, states[0], states[1])
+    # Where a head is judged at the end, it is not chosen on the same texts.
+    sources = Sources(target, data, states[0], states[1], None if beginning is None else data.choosing)
     trainer = Trainer(kind, sources, plan.train, plan.folder, identity, notify, tensorboard=plan.tensorboard)
     if begun:
         notify(f"going on behind step {trainer.resume()} of {plan.train.steps}")
@@ -157,13 +158,16 @@ def _is_better(
     notify: Notify,
     progress: Progress,
 ) -> bool:
-    """Whether the head that was kept is better than the one it began as; says and writes so."""
+    """Whether the head that was kept is better than the one it began as, on texts that did not choose it; says and
+    writes so."""
     new = open_beginning(plan.kind, str(plan.folder / DRAFTER), material.shape, plan.options)
+    data = sources.data
+    which = torch.arange(data.choosing, len(data.valid), dtype=torch.int64, device="cpu")
     judged = []
     for name, head in (("old", beginning), ("new", new)):
         head.load(kind)
         report = partial(progress, f"judging the {name} head")
-        judged.append(judge(kind, sources.target, sources.data.valid, sources.valid, plan.train.chain, report))
+        judged.append(judge(kind, sources.target, data.valid, sources.valid, which, plan.train.chain, report))
     comparison = compare(*judged)
     write_result(plan.folder, beginning, new, identity, comparison)
     notify(comparison.describe())
