@@ -172,6 +172,34 @@ def test_a_run_that_begins_as_no_head_has_no_result(world: World, data: Path, tm
     assert read_result(tmp_path / "run") is None
 
 
+def test_data_whose_held_out_texts_are_not_told_apart(world: World, data: Path, tmp_path: Path) -> None:
+    """As an earlier version made it: good for a new head, and refused where two are to be compared."""
+    index = json.loads((data / "index.json").read_text())
+    del index["choosing"]
+    (data / "index.json").write_text(json.dumps(index))
+    assert go(plan(world, "early-exit", None, data, tmp_path / "new")).ending is Ending.DONE
+    folder = head(world, "early-exit", tmp_path / "head")
+    with pytest.raises(CheckpointError, match="of an earlier version of outpace, does not tell them apart: make it ag"):
+        go(plan(world, "early-exit", folder, data, tmp_path / "further"))
+
+
+@pytest.mark.parametrize("choosing", [0, 7, "two", None])
+def test_an_index_that_cannot_be(world: World, data: Path, choosing: object) -> None:
+    index = json.loads((data / "index.json").read_text())
+    (data / "index.json").write_text(json.dumps({**index, "choosing": choosing}))
+    with pytest.raises(CheckpointError, match=r"is damaged .*: make the data again"):
+        read_data(data, world.identity)
+
+
+def test_a_run_of_a_version_with_other_settings_is_refused(world: World, data: Path, tmp_path: Path) -> None:
+    go(plan(world, "early-exit", None, data, tmp_path / "run"))
+    path = tmp_path / "run" / "run.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps({**said, "train": {**said["train"], "momentum": 0.9}}))
+    with pytest.raises(CheckpointError, match=r"run.json is damaged, or of a version .*momentum.* without --resume"):
+        resumed(tmp_path / "run", lambda engine: engine)
+
+
 def test_a_run_from_a_head_goes_on_after_a_stop(world: World, data: Path, tmp_path: Path) -> None:
     folder = head(world, "eagle3", tmp_path / "head")
     whole = go(plan(world, "eagle3", folder, data, tmp_path / "whole", steps=4))

@@ -19,7 +19,6 @@ from outpace.train.writing import write_json
 __all__ = ["Plan", "keep_plan", "resumed"]
 
 _RUN = "run.json"
-_FORMAT = 2
 _SOURCES = ("prompts", "text", "records")
 
 
@@ -76,7 +75,6 @@ def keep_plan(plan: Plan, made_for: Mapping[str, Any]) -> None:
     # Another number of threads adds numbers in another order, and the run would not go on to the bit.
     engine = replace(plan.engine, model=model if model in ALIASES else lasting_name(model), threads=threads)
     found = {
-        "format": _FORMAT,
         "kind": plan.kind,
         "made_for": dict(made_for),
         "engine": asdict(engine),
@@ -100,17 +98,12 @@ def resumed(folder: Path, engine: Callable[[EngineConfig], EngineConfig]) -> Pla
         engine: changes the engine's settings where the user says so.
 
     Raises:
-        CheckpointError: the folder holds no run, one of another version of outpace, or a damaged one.
+        CheckpointError: the folder holds no run, a damaged one, or one of a version of outpace with other settings.
     """
     path = folder / _RUN
     if not path.is_file():
         raise CheckpointError(f"{folder} holds no run to go on with ({_RUN} is missing)")
     found: Any = read_json(path)
-    if found.get("format") != _FORMAT:
-        raise CheckpointError(
-            f"{folder} was begun by another version of outpace (format {found.get('format', 1)!r} of {_RUN}, not "
-            f"{_FORMAT}) and cannot be gone on with: train anew, with another --out"
-        )
     try:
         sources = found.get("sources", {})
         return Plan(
@@ -129,4 +122,7 @@ def resumed(folder: Path, engine: Callable[[EngineConfig], EngineConfig]) -> Pla
             made_for=found.get("made_for"),
         )
     except (AttributeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error!r}): train again without --resume") from error
+        raise CheckpointError(
+            f"{path} is damaged, or of a version of outpace with other settings ({error!r}): train again without "
+            "--resume"
+        ) from error

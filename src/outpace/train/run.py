@@ -122,6 +122,8 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     if not plan.resume:
         keep_plan(plan, identity.as_dict())
     data = _data(plan, source, identity, vocab_size, notify, progress)
+    # Where a head is judged at the end, its state is not chosen on the same texts.
+    choosing = None if beginning is None else data.choosing
     _set_threads(plan.engine)  # the engine that answered prompts may have given cores up for the moment
     kind = _make_kind(plan, material, data, notify, None if beginning is None else beginning.token_ids)
     if beginning is not None:
@@ -136,8 +138,7 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
         f"training {trained / 1e6:.1f}M weights of a drafter ({plan.kind}) for {source.files.label}, {model.describe()}"
     )
     states = [_states(plan, target, identity, data, split, notify, progress) for split in ("train", "valid")]
-    # Where a head is judged at the end, it is not chosen on the same texts.
-    sources = Sources(target, data, states[0], states[1], None if beginning is None else data.choosing)
+    sources = Sources(target, data, states[0], states[1], choosing)
     trainer = Trainer(kind, sources, plan.train, plan.folder, identity, notify, tensorboard=plan.tensorboard)
     if begun:
         notify(f"going on behind step {trainer.resume()} of {plan.train.steps}")

@@ -123,6 +123,11 @@ class Trainer:
         try:
             match = {**state["match"], "data": state["data"]}
             for name, own in {**self._must_match(), "data": self._digest}.items():
+                if name not in match:
+                    raise CheckpointError(
+                        f"{path} is of an earlier version of outpace, which had no {name}: train anew, with another "
+                        "--out"
+                    )
                 if match.get(name) != own:
                     raise CheckpointError(
                         f"{path} was made with {name}={match.get(name)}, not {own}: take that, or train anew"

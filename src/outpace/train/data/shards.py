@@ -1,8 +1,8 @@
 """Windows on disk: `train-00000.safetensors` ..., `valid-00000.safetensors` ..., and `index.json` that lists them.
 
-index.json   {"format": 2, "target": who tokenised it, "window": W, "splits": {"train": {"windows", "tokens",
+index.json   {"format": 1, "target": who tokenised it, "window": W, "splits": {"train": {"windows", "tokens",
               "labels", "shards": [names]}, "valid": ...}, "choosing": how many of the windows that are held out come
-              first and are there to choose by, "sources": [what it was made of]}
+              first and are there to choose by (lacking in data of earlier versions), "sources": [what it was made of]}
 a shard      ids int32 [n, W], pieces int32 [n, W], labels uint8 [n, W]
 """
 
@@ -27,7 +27,7 @@ __all__ = ["BYTES_PER_TOKEN", "TrainingData", "forget_data", "holds_data", "read
 BYTES_PER_TOKEN = 9
 """On disk."""
 _INDEX = "index.json"
-_FORMAT = 2
+_FORMAT = 1
 _SHARD_TOKENS = 4 << 20
 
 
@@ -47,8 +47,18 @@ class TrainingData:
 
     @property
     def choosing(self) -> int:
-        """How many windows to choose on `valid` begins with; none may be left to judge on."""
-        count: int = self.index["choosing"]
+        """How many windows to choose on `valid` begins with; none may be left to judge on.
+
+        Raises:
+            CheckpointError: they were made by an earlier version, which did not tell them apart.
+        """
+        count = self.index.get("choosing")
+        if not isinstance(count, int):
+            raise CheckpointError(
+                "training that begins as a head needs held-out texts that choose the best state and others that judge "
+                "it, and this data, of an earlier version of outpace, does not tell them apart: make it again (answers "
+                "that are there are kept)"
+            )
         return count
 
 
@@ -141,8 +151,9 @@ def read_data(folder: Path, target: Identity) -> TrainingData:
     try:
         splits: Any = index["splits"]
         parts = [_read_split(folder, splits[name]["shards"]) for name in ("train", "valid")]
-        if not 0 < index["choosing"] <= len(parts[1]):
-            raise IndexError(f"choosing={index['choosing']}")
+        choosing: Any = index.get("choosing", 1)
+        if not 0 < choosing <= len(parts[1]):
+            raise IndexError(f"choosing={choosing}")
     except (KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{folder / _INDEX} is damaged ({error!r}): make the data again") from error
     return TrainingData(parts[0], parts[1], index)
