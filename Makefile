@@ -2,11 +2,13 @@
 #   PYTHON=python3.12   the interpreter that makes the virtual environment
 #   PIP_FLAGS=...       more options for pip, for instance the index of PyTorch's CPU-only wheels
 #   ARGS=...            more options for `outpace demo`
+#   JOBS=1              tests side by side
 
 VENV      ?= .venv
 PYTHON    ?= python3
 PIP_FLAGS ?=
 ARGS      ?=
+JOBS      ?= auto
 
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt
@@ -25,8 +27,8 @@ setup: $(RUNTIME) $(MODEL)  ## virtual environment, outpace, default model
 demo: setup  ## set up, then run the demo (ARGS="--model ...")
 	$(BIN)/outpace demo $(ARGS)
 
-test: $(DEV) $(MODEL)  ## the ordinary tests
-	$(BIN)/python -m pytest
+test: $(DEV) $(MODEL)  ## the ordinary tests, JOBS of them side by side (default: one a core, at most 4)
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 
 test-slow: $(DEV) $(MODEL)  ## the tests that need large models or minutes
 	$(BIN)/python -m pytest -m slow

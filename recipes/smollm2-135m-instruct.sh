@@ -24,8 +24,7 @@ train() {  # KIND OPTIONS...
 train eagle3 --steps 1600 --batch-windows 2 --lr 1.5e-3 --warmup 60 --eval-every 200 --eval-windows 20 --chain 4
 train early-exit --exit-layers 10 --steps 1800 --batch-windows 2 --lr 1e-3 --warmup 60 --eval-every 200 \
     --eval-windows 20 --chain 4
-"$bin/python" recipes/ship.py --model $model --eagle3 "$out/eagle3" --early-exit "$out/early-exit" \
-    --name smollm2-135m-instruct
-"$bin/python" benchmarks/drafters.py --model $model --json "$out/drafters.json" --plot docs/drafters.png
+"$bin/python" benchmarks/drafters.py --model $model --head "$out/eagle3/drafter" \
+    --adapter "$out/early-exit/drafter" --max-tokens 96 --threads 2 --json "$out/drafters.json" --plot docs/drafters.png
 "$bin/python" recipes/ship.py --model $model --eagle3 "$out/eagle3" --early-exit "$out/early-exit" \
     --name smollm2-135m-instruct --measured "$out/drafters.json"

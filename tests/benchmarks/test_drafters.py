@@ -9,8 +9,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
-from tests.train.tiny import save_target
+from outpace.errors import CheckpointError
+from outpace.train.kinds.eagle3 import Eagle3, Eagle3Options
+from outpace.train.result import weights_digest
+from tests.train.tiny import World, save_target
 
 
 @pytest.fixture
@@ -42,7 +46,9 @@ def test_what_is_measured(
     printed = capsys.readouterr().out
     assert "eagle3 is left out: method='eagle3' needs a model" in printed
     assert "answers that differ from the plain one: ngram 0, suffix 0, early exit 0, auto 0" in printed
-    table = json.loads(out.read_text())["table"]
+    found = json.loads(out.read_text())
+    table = found["table"]
+    assert found["weights"] == {}
     assert [(line["drafter"], line["task"], line["prompts"]) for line in table] == [
         (name, task, 4 if task == "all" else 2)
         for name in ("ngram", "suffix", "early exit", "auto")
@@ -61,4 +67,44 @@ def test_a_drafter_that_was_asked_for_must_be_there(
     command = ["--model", str(model), "--prompts", str(prompts), "--drafter", '{"method": "eagle3"}']
     monkeypatch.setattr(sys, "argv", ["drafters.py", *command])
     with pytest.raises(drafters.OutpaceError, match="needs a model"):
+        drafters.main()
+
+
+def test_auto_without_and_with_a_head_in_one_run(
+    drafters: ModuleType, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(save_target(tmp_path / "tiny"))
+    head, out = tmp_path / "head", tmp_path / "found.json"
+    Eagle3(world.material, torch.arange(world.material.vocab_size), Eagle3Options()).save(head)
+    command = ["--model", str(tmp_path / "tiny"), "--prompts", str(prompts), "--quantization", "none", "--threads", "1",
+               "--head", str(head), "--max-tokens", "8", "--rounds", "2", "--json", str(out)]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["drafters.py", *command])
+    assert drafters.main() == 0
+    found = json.loads(out.read_text())
+    assert "eagle3" not in found["drafters"]["auto without head"]
+    assert "suffix" in found["drafters"]["auto with head"]
+    assert "eagle3" in found["drafters"]["auto with head"]
+    lines = {line["drafter"]: line for line in found["table"] if line["task"] == "all"}
+    assert list(lines) == ["ngram", "suffix", "eagle3", "early exit", "auto without head", "auto with head"]
+    assert {(line["prompts"], line["answers"], line["tokens"]) for line in lines.values()} == {(4, 8, 64)}
+    assert found["weights"] == {"eagle3": weights_digest(head)}
+    assert found["settings"] == {
+        "model": str(tmp_path / "tiny"), "quantization": "none", "k": 4, "temperature": 0.0, "max_tokens": 8,
+        "threads": 1, "rounds": 2, "prompts": "prompts.jsonl", "num_prompts": 4,
+    }  # fmt: skip
+
+
+def test_a_head_that_is_not_there(
+    drafters: ModuleType, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [
+        "--model",
+        str(save_target(tmp_path / "tiny")),
+        "--prompts",
+        str(prompts),
+        "--head",
+        str(tmp_path / "no"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["drafters.py", *command])
+    with pytest.raises(CheckpointError, match="no holds no weights"):
         drafters.main()

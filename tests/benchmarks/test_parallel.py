@@ -45,7 +45,14 @@ def test_the_table(
 ) -> None:
     model = save_target(tmp_path / "tiny")
     world = World(model)
-    write_data(tmp_path / "data", random_windows(3, 32, 200), random_windows(2, 32, 200, 1), world.identity, ["made"])
+    write_data(
+        tmp_path / "data",
+        random_windows(3, 32, 200),
+        random_windows(2, 32, 200, 1),
+        random_windows(1, 32, 200, 2),
+        world.identity,
+        ["made"],
+    )
     command = ["parallel.py", "--model", str(model), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out"),
                "--steps", "2", "--repeats", "2", "--draft-vocab", "99", "--threads", "1",
                "--quantization", "none"]  # fmt: skip

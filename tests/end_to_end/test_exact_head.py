@@ -23,6 +23,7 @@ from outpace.heads import Eagle3Config
 from outpace.models.config import DecoderConfig, expected_tensors
 from outpace.models.decoder import Decoder
 from outpace.models.eagle3 import Eagle3Head
+from outpace.models.mtp import MtpHead
 from outpace.models.rope import inverse_frequencies
 from tests.engine.fakes import IdVocabulary
 from tests.engine.harness import GREEDY, HOT, WARM, Job, run
@@ -116,14 +117,19 @@ def head_weights() -> dict[str, torch.Tensor]:
 def test_every_draft_token_is_accepted(k: int, rows: int, words: str) -> None:
     model = Decoder(TARGET, DictWeights(target_weights()), precision=precision(words))
     head = Eagle3Head(model, CONFIG, DictWeights(head_weights()), token_ids=ORDER, precision=precision(words))
+    check_all_accepted(model, head, k, rows)
+
+
+def check_all_accepted(model: Decoder, head: Eagle3Head | MtpHead, k: int, rows: int) -> None:
+    """Texts of one batch, greedy and sampled, with k draft tokens a step and at most so many rows in a pass."""
     engine = Engine(
         model,
         model.new_cache(6, 512, 2000),
-        {"eagle3": FeatureHeadDrafter("eagle3", head, head.new_cache(6, 512, 2000))},
+        {"head": FeatureHeadDrafter("head", head, head.new_cache(6, 512, 2000))},
         vocabulary=IdVocabulary(VOCAB),
         eos_ids=(),
         max_model_len=512,
-        num_speculative_tokens={"eagle3": k},
+        num_speculative_tokens={"head": k},
         max_num_batched_tokens=rows,
     )
     prompt = [(5 * at * at + 3) % VOCAB for at in range(33)]

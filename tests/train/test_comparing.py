@@ -58,7 +58,7 @@ def test_nothing_held_out_says_nothing() -> None:
 
 
 def test_a_kind_is_judged_text_by_text() -> None:
-    """Two windows, of two texts and of one: what each says of itself, and all of them together."""
+    """Two windows, of two texts and of one: what each says of itself, and all of them together. Others do not count."""
 
     def chains(agrees: list[list[bool]], follows: list[bool]) -> Chains:
         kept = torch.tensor(agrees)
@@ -73,10 +73,11 @@ def test_a_kind_is_judged_text_by_text() -> None:
         def chains(self, batch: Any) -> dict[str, Chains]:
             return {"it": per_window[int(batch.windows.ids[0, 0])]}
 
-    windows = Windows(torch.arange(2).unsqueeze(1), torch.zeros(2, 1).long(), torch.ones(2, 1).bool())
+    windows = Windows(torch.tensor([[7], [0], [1]]), torch.zeros(3, 1).long(), torch.ones(3, 1).bool())
     target: Any = SimpleNamespace(states=lambda *_: {}, said=lambda *_: None)
     seen: list[tuple[int, int]] = []
-    found = judge(Kind(), target, windows, target, 2, lambda *done: seen.append(done))  # type: ignore[arg-type]
+    kind: Any = Kind()
+    found = judge(kind, target, windows, target, torch.tensor([1, 2]), 2, lambda *done: seen.append(done))
     assert found.rows == (2, 1, 2)
     assert found.scores == (3.0 + 1 + (2 + 1) / 2, 1.0 + 1, 3.0 + 1 + 2)
     assert found.acceptance.rows == 5

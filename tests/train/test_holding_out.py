@@ -29,9 +29,12 @@ WORDS = Words()
 
 
 def split(documents: Sequence[Document], share: float = 0.3, seed: int = 0) -> tuple[list[str], list[str]]:
-    train, valid = split_documents(documents, WORDS.decode, share, seed)
-    names = [[WORDS.decode(item.ids).removesuffix("an answer") for item in side] for side in (train, valid)]
-    return names[0], names[1]
+    sides = split_documents(documents, WORDS.decode, share, seed)
+    return names(sides.train), names(sides.choosing + sides.judging)
+
+
+def names(documents: Sequence[Document]) -> list[str]:
+    return [WORDS.decode(item.ids).removesuffix("an answer") for item in documents]
 
 
 def test_names_numbers_and_other_wishes_make_no_other_prompt() -> None:
@@ -83,6 +86,26 @@ def test_prompts_and_texts_are_held_out_alike() -> None:
     _, valid = split(documents, share=0.1)
     assert sum(text.startswith("a text") for text in valid) == 10
     assert sum(text.startswith("say") for text in valid) == 4
+
+
+def test_what_chooses_is_nothing_like_what_judges() -> None:
+    """Groups of near copies are not torn; both halves have about as many prompts and as many texts."""
+    topics = [chr(97 + n % 26) * (3 + n // 26) for n in range(120)]
+    documents = [WORDS.prompt(f"say {topic} to {name}") for topic in topics for name in ("Mara", "Tobias")]
+    documents += [WORDS.text(f"a text about {topic}, number {n}") for n, topic in enumerate(topics[:40] * 3)]
+    sides = split_documents(documents, WORDS.decode, 0.2, 0)
+    halves = [names(sides.choosing), names(sides.judging)]
+    assert [sum(name.startswith("say") for name in half) for half in halves] == [24, 24]
+    assert [sum(name.startswith("a text") for name in half) for half in halves] == [12, 12]
+    groups = [{name.split(" to ")[0].split(", number")[0] for name in half} for half in halves]
+    assert not groups[0] & groups[1]
+    again = split_documents(documents[::-1], WORDS.decode, 0.2, 0)
+    assert sorted(names(again.judging)) == sorted(halves[1])
+
+
+def test_of_one_group_none_is_left_to_judge_by() -> None:
+    sides = split_documents([WORDS.text("one"), WORDS.text("two")], WORDS.decode, 0.01, 0)
+    assert (len(sides.train), len(sides.choosing), len(sides.judging)) == (1, 1, 0)
 
 
 def test_a_few_texts_are_on_both_sides() -> None:
@@ -141,7 +164,7 @@ def test_turns_of_a_conversation_fall_on_one_side() -> None:
         documents = [Document.answer(*each, window, talk) for *each, talk in zip(prompts, answers, talks, strict=True)]
         sides = split_documents(documents, WORDS.decode, 0.1, 0)
         where = {id(document): number for document, number in zip(documents, numbers, strict=True)}
-        train, valid = ({where[id(document)] for document in side} for side in sides)
-        assert not train & valid
-        assert len(valid) == 6
-        assert len(sides[1]) == 24
+        parts = [{where[id(document)] for document in side} for side in (sides.train, sides.choosing, sides.judging)]
+        assert [len(part) for part in parts] == [54, 3, 3]
+        assert len(set.union(*parts)) == 60
+        assert len(sides.choosing) == len(sides.judging) == 12

@@ -184,6 +184,15 @@ def test_checkpoints_of_something_else_are_refused(
         trainer(world, tmp_path, identity=stranger).resume()
 
 
+def test_a_checkpoint_of_an_earlier_version_is_refused_by_what_it_lacks(world: World, tmp_path: Path) -> None:
+    trainer(world, tmp_path, replace(SETTINGS, steps=1)).run()
+    state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    del state["match"]["common"]
+    torch.save(state, tmp_path / CHECKPOINT)
+    with pytest.raises(CheckpointError, match=r"of an earlier version of outpace, which had no common: train anew, wi"):
+        trainer(world, tmp_path, replace(SETTINGS, steps=1)).resume()
+
+
 @pytest.mark.parametrize("cut", [0, 10, 5000, -20])
 def test_a_damaged_checkpoint_is_named(world: World, tmp_path: Path, cut: int) -> None:
     trainer(world, tmp_path, replace(SETTINGS, steps=1)).run()

@@ -15,7 +15,7 @@ from outpace.cli.backend import Backend
 from outpace.cli.options import NUMBER_WORDS, Parser, add_engine_options, engine_config, flag_of, given_options
 from outpace.cli.progress import Progress
 from outpace.cli.streams import say
-from outpace.cli.train_from import EPILOG, Recorded, add_from, add_head, clear_refused, free_name
+from outpace.cli.train_from import EPILOG, Recorded, add_option, clear_refused, free_name
 from outpace.errors import BadInput, OutpaceError
 from outpace.train.settings import PRESETS, DataSettings, TrainSettings
 
@@ -54,7 +54,7 @@ def add_commands(parser: Parser) -> None:
         add_engine_options(command, only=_ENGINE)
         _add_training_options(command, kind)
         group = _add_data_options(command)
-        add_from(group, kind)
+        add_option(group, "--from", kind)
         group.add_argument("--data", metavar="DIR", help="folder that `outpace train data` made, instead of sources")
         _add_fields(group, DataSettings, by_preset=True, leave_out=("seed",))
 
@@ -137,7 +137,7 @@ def _add_training_options(parser: Parser, kind: str) -> None:
     group.add_argument("--out", metavar="DIR", help=f"folder of the run (default: outpace-{kind}-MODEL)")
     group.add_argument("--resume", metavar="DIR", help="go on with a run that was stopped, as it was begun")
     names = ", ".join(f"{name} ({preset.about})" for name, preset in PRESETS.items())
-    add_head(group, kind)
+    add_option(group, "--head", kind)
     group.add_argument("--preset", choices=list(PRESETS), help=f"{names} (default: {_PRESET})")
     _add_fields(group, TrainSettings, by_preset=True)
     group.add_argument(

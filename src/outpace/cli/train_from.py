@@ -13,12 +13,24 @@ from typing import Any
 from outpace.errors import BadInput
 from outpace.train.data.recorded import SERVED_AS, head_of, newest_header
 
-__all__ = ["EPILOG", "Recorded", "add_from", "add_head", "clear_refused", "free_name", "with_kind"]
+__all__ = ["EPILOG", "Recorded", "add_option", "clear_refused", "free_name", "with_kind"]
 
 EPILOG = (
     "`outpace train --from DIR [OPTIONS]` goes on with the drafter of the server that recorded DIR (`outpace serve "
     "--record DIR`), on what it was asked: KIND, model and head are those of the server."
 )
+_OPTIONS = {
+    "--head": (
+        "HEAD",
+        "begin as this head instead of new weights, with its settings, and say at the end which of both is better: its "
+        "folder, a run's folder, or a hub id",
+    ),
+    "--from": (
+        "DIR",
+        "answers that `outpace serve --record DIR` wrote; model, precision and head are those of the server unless "
+        "given",
+    ),
+}
 _OF_SERVER = ("model", "quantization", "dtype", "kernels")
 
 
@@ -53,26 +65,11 @@ class Recorded:
         return cls(engine, head or (None if found is None else found[1]), (folder,))
 
 
-def add_head(group: Any, kind: str) -> None:
-    """Adds `--head` for kinds that can be gone on with."""
+def add_option(group: Any, flag: str, kind: str) -> None:
+    """Adds `--head` or `--from` for kinds that can be gone on with."""
     if kind in SERVED_AS:
-        group.add_argument(
-            "--head",
-            metavar="HEAD",
-            help="begin as this head instead of new weights, with its settings, and say at the end which of both is "
-            "better: its folder, a run's folder, or a hub id",
-        )
-
-
-def add_from(group: Any, kind: str) -> None:
-    """Adds `--from` for kinds that can be gone on with."""
-    if kind in SERVED_AS:
-        group.add_argument(
-            "--from",
-            metavar="DIR",
-            help="answers that `outpace serve --record DIR` wrote; model, precision and head are those of the server "
-            "unless given",
-        )
+        metavar, about = _OPTIONS[flag]
+        group.add_argument(flag, metavar=metavar, help=about)
 
 
 def with_kind(arguments: Sequence[str]) -> Sequence[str]:

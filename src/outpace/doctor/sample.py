@@ -7,12 +7,11 @@ from math import prod
 
 import torch
 
-from outpace.kv.cache import KvCache
 from outpace.models.config import DecoderConfig, RopeConfig, expected_tensors
 from outpace.models.native.matrix import format_of, packed_bytes, source_of
 from outpace.models.precision import Precision
 from outpace.models.rope import RopeTable
-from outpace.models.stack import load_layers
+from outpace.models.stack import load_layers, new_cache
 from outpace.models.stored import QuantizedBlocks
 from outpace.types import Segment
 
@@ -103,7 +102,7 @@ class SampleLayers:
 
     def __init__(self, weights: SampleWeights, config: DecoderConfig, precision: Precision, most_rows: int) -> None:
         prefixes = [f"model.layers.{layer}." for layer in range(config.num_layers)]
-        self._layers = load_layers(config, weights, prefixes, precision, lambda: None)
+        self._layers = load_layers(config, weights, prefixes, precision)
         self._config = config
         self._rope = RopeTable(config.rope, config.head_dim)
         generator = torch.Generator().manual_seed(1)
@@ -111,14 +110,7 @@ class SampleLayers:
             most_rows, config.hidden_size, generator=generator, dtype=torch.float32, device="cpu"
         )
         size = CONTEXT + most_rows
-        self._cache = KvCache(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            num_lanes=1,
-            capacity=size,
-            max_rows=size,
-        )
+        self._cache = new_cache(config, 1, size, size)
         lane = self._cache.allocate()
         assert lane is not None and self._cache.reserve(lane, size)
 

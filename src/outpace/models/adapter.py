@@ -18,11 +18,10 @@ from pathlib import Path
 import torch
 
 from outpace.errors import CheckpointError, InvalidParameter, ModelNotFound
-from outpace.kv.cache import KvCache
 from outpace.models.checkpoint import Checkpoint, read_json
 from outpace.models.config import DecoderConfig, expected_tensors
 from outpace.models.decoder import Decoder
-from outpace.models.stack import load_layers
+from outpace.models.stack import load_layers, new_cache
 from outpace.models.weights import WeightSource
 from outpace.types import Segment
 
@@ -50,16 +49,9 @@ class BlockAdapter:
         self.exit_layer = exit_layer
         self._model = model
         one = replace(config, num_layers=1, windows=(None,))
-        self._layers = load_layers(one, weights, ["block."], model.precision, _do_nothing)
+        self._layers = load_layers(one, weights, ["block."], model.precision)
         self._head = model.head.with_norm(weights.get("norm.weight"))
-        self.cache = KvCache(
-            num_layers=1,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            num_lanes=num_lanes,
-            capacity=capacity,
-            max_rows=max_rows,
-        )
+        self.cache = new_cache(one, num_lanes, capacity, max_rows)
 
     @property
     def weight_bytes(self) -> int:
@@ -76,10 +68,6 @@ class BlockAdapter:
             return torch.empty(0, self._model.vocab_size, dtype=torch.float32, device="cpu")
         logits: torch.Tensor = self._head.logits(hidden)
         return logits
-
-
-def _do_nothing() -> None:
-    """One layer needs no progress."""
 
 
 def adapter_tensors(target: DecoderConfig) -> dict[str, tuple[int, ...]]:

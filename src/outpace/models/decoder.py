@@ -19,7 +19,7 @@ from outpace.models.config import DecoderConfig
 from outpace.models.native.library import why_unavailable
 from outpace.models.precision import Precision
 from outpace.models.rope import RopeTable
-from outpace.models.stack import load_stack
+from outpace.models.stack import load_stack, new_cache
 from outpace.models.torch_layers import TorchLayers
 from outpace.models.weights import WeightSource
 from outpace.types import ForwardResult, Pack, Segment
@@ -105,21 +105,8 @@ class Decoder:
         return layers if head in layers else f"{layers}, head in {head}"
 
     def new_cache(self, num_lanes: int, capacity: int, max_rows: int) -> KvCache:
-        """An empty cache of this model's shape.
-
-        Args:
-            num_lanes: requests side by side.
-            capacity: rows in a lane.
-            max_rows: rows reserved at most over all lanes.
-        """
-        return KvCache(
-            num_layers=self.num_layers,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-            num_lanes=num_lanes,
-            capacity=capacity,
-            max_rows=max_rows,
-        )
+        """An empty cache of this model's shape; see `stack.new_cache`."""
+        return new_cache(self.config, num_lanes, capacity, max_rows)
 
     @torch.inference_mode()
     def forward(self, pack: Pack, cache: KvCache) -> ForwardResult:

@@ -20,7 +20,7 @@ from outpace.models.head_linear import HeadLinear
 from outpace.models.native.layers import NativeEmbedding, NativeHead
 from outpace.models.precision import Precision
 from outpace.models.rope import RopeTable
-from outpace.models.stack import load_layers
+from outpace.models.stack import load_layers, new_cache
 from outpace.models.stored import QuantizedBlocks
 from outpace.models.torch_layers import TorchEmbedding, TorchHead
 from outpace.models.weights import WeightSource
@@ -65,7 +65,7 @@ class Eagle3Head:
         self._rope = RopeTable(config.layer.rope, config.layer.head_dim)
         self._fuse = _Fuse(config, weights, self.precision)
         pairs = ReadsPairs(config.norm_before_residual)
-        self._layers = load_layers(config.layer, weights, [LAYER_PREFIX], self.precision, _do_nothing, pairs)
+        self._layers = load_layers(config.layer, weights, [LAYER_PREFIX], self.precision, pairs=pairs)
         self._norm = RmsNorm(weights.get(_NORM), config.layer.rms_norm_eps) if config.norm_output else None
         self._embedding = None
         if _EMBEDDING in weights.shapes:
@@ -100,16 +100,8 @@ class Eagle3Head:
         return self._layers.describe()
 
     def new_cache(self, num_lanes: int, capacity: int, max_rows: int) -> KvCache:
-        """An empty cache for it; see `Decoder.new_cache`."""
-        layer = self.config.layer
-        return KvCache(
-            num_layers=1,
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            num_lanes=num_lanes,
-            capacity=capacity,
-            max_rows=max_rows,
-        )
+        """An empty cache for it; see `stack.new_cache`."""
+        return new_cache(self.config.layer, num_lanes, capacity, max_rows)
 
     @torch.inference_mode()
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
@@ -230,7 +222,3 @@ def _known_tokens(token_ids: torch.Tensor | None, vocab_size: int) -> tuple[torc
 
 def _same_norms(config: Eagle3Config, target: Decoder) -> bool:
     return config.layer.rms_norm_eps == target.config.rms_norm_eps
-
-
-def _do_nothing() -> None:
-    """One layer needs no progress."""

@@ -17,7 +17,7 @@ from outpace.models.decoder import Decoder
 from outpace.models.head_linear import HeadLinear
 from outpace.models.precision import Precision
 from outpace.models.rope import RopeTable
-from outpace.models.stack import load_layers
+from outpace.models.stack import load_layers, new_cache
 from outpace.models.weights import WeightSource
 from outpace.types import Segment
 
@@ -48,7 +48,7 @@ class MtpHead:
         self._token_norm = RmsNorm(weights.get("token_layernorm.weight"), eps)
         self._state_norm = RmsNorm(weights.get("hidden_layernorm.weight"), eps)
         self._enter = HeadLinear(weights.get("input_proj.weight"), self.precision)
-        self._layers = load_layers(config, weights, [""], self.precision, _do_nothing)
+        self._layers = load_layers(config, weights, [""], self.precision)
         self._last_norm = RmsNorm(last, eps)
         self._head = target.head.with_norm(last)
 
@@ -69,15 +69,8 @@ class MtpHead:
         return self._layers.describe()
 
     def new_cache(self, num_lanes: int, capacity: int, max_rows: int) -> KvCache:
-        """An empty cache for it; see `Decoder.new_cache`."""
-        return KvCache(
-            num_layers=1,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-            num_lanes=num_lanes,
-            capacity=capacity,
-            max_rows=max_rows,
-        )
+        """An empty cache for it; see `stack.new_cache`."""
+        return new_cache(self.config, num_lanes, capacity, max_rows)
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """[R, H] states leaving the target's last layer -> the same: it reads them as they are."""
@@ -101,7 +94,3 @@ class MtpHead:
         if not len(hidden):
             return torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu"), hidden
         return self._head.logits(hidden), self._last_norm(hidden)
-
-
-def _do_nothing() -> None:
-    """One layer needs no progress."""

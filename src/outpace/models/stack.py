@@ -16,7 +16,7 @@ from outpace.models.torch_layers import TorchEmbedding, TorchHead, TorchLayers
 from outpace.models.weights import WeightSource
 from outpace.types import Segment
 
-__all__ = ["Embedding", "Head", "LayerStack", "Stack", "load_layers", "load_stack"]
+__all__ = ["Embedding", "Head", "LayerStack", "Stack", "load_layers", "load_stack", "new_cache"]
 
 
 class LayerStack(Protocol):
@@ -102,17 +102,36 @@ class Stack:
     head: Head
 
 
+def new_cache(config: DecoderConfig, num_lanes: int, capacity: int, max_rows: int) -> KvCache:
+    """An empty cache for layers of this shape.
+
+    Args:
+        config: the shape, and how many layers.
+        num_lanes: requests side by side.
+        capacity: rows in a lane.
+        max_rows: rows reserved at most over all lanes.
+    """
+    return KvCache(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        num_lanes=num_lanes,
+        capacity=capacity,
+        max_rows=max_rows,
+    )
+
+
 def load_layers(
     config: DecoderConfig,
     weights: WeightSource,
     prefixes: Sequence[str],
     precision: Precision,
-    progress: Callable[[], None],
+    progress: Callable[[], None] = lambda: None,
     pairs: ReadsPairs | None = None,
 ) -> LayerStack:
     """Layers from the tensors under these prefixes, on the kernels that the precision names.
 
-    With `pairs` they read what `LayerStack.run` gets `beside`, and need it.
+    `progress` is called after each. With `pairs` they read what `LayerStack.run` gets `beside`, and need it.
     """
     kind = NativeLayers if precision.kernels == "native" else TorchLayers
     return kind(config, weights, prefixes, precision, progress, pairs)

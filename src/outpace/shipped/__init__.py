@@ -7,7 +7,7 @@ it acceptance, never a right token, and control looks after the rest.
 A folder for each model:
 
     target.json    {"model": its name, "hidden_size", "num_layers", "vocab_size", "norms": `norms_digest`,
-                   "auto": whether `auto` was measured to be faster with the head than without}
+                   "auto": whether `auto` was faster with the head than without it, in one benchmark}
     eagle3/        an EAGLE-3 head
     early-exit/    an adapter of an early exit
     README.md      the model card: data, steps, acceptance by task, licence

@@ -1,5 +1,6 @@
 """Whether a new head is accepted more often than the one it began as: both on the same held-out texts, one by one.
 
+The texts are none that the new one was chosen on among the states of its run: there it looks better than it is.
 Two heads differ less than two texts do, so what counts is what each text says of both. A gain is believed if it is
 large against how much the texts disagree about it. A longer text has more to say, and counts for as much more.
 """
@@ -80,22 +81,29 @@ class Comparison:
 
 
 def judge(
-    kind: Kind, target: Target, windows: Windows, states: StateSource, chain: int, report: Callable[[int, int], None]
+    kind: Kind,
+    target: Target,
+    windows: Windows,
+    states: StateSource,
+    which: torch.Tensor,
+    chain: int,
+    report: Callable[[int, int], None],
 ) -> Judged:
     """Measures a kind with one drafter as it is.
 
     Args:
         kind: with the weights to be judged.
         target: the teacher.
-        windows: all that are held out; at most 200 of them are looked at.
+        windows: all that are held out.
         states: the target's, of those windows.
+        which: [n] int64 numbers of the windows to judge on; at most 200 of them are looked at.
         chain: draft length.
         report: takes (windows done, windows in all).
     """
     whole, scores, rows = Tally(chain), [], []
-    chosen = spread(len(windows), _MOST_WINDOWS)
-    for done, which in enumerate(torch.split(chosen, 1), 1):
-        [chains] = kind.chains(batch_of(target, windows, states, which)).values()
+    chosen = which[spread(len(which), _MOST_WINDOWS)]
+    for done, number in enumerate(chosen.unsqueeze(1), 1):
+        [chains] = kind.chains(batch_of(target, windows, states, number)).values()
         whole.add(chains)
         for begin, end in texts_of(chains.follows):
             here = slice(begin, end)

@@ -23,7 +23,7 @@ def measure(
     Args:
         kind: what learns.
         target: the teacher.
-        windows: all that are held out.
+        windows: held out.
         states: the target's, of those windows.
         settings: how many of them are looked at, and how long chains are.
         stop: asked between two batches.

@@ -98,7 +98,7 @@ def resumed(folder: Path, engine: Callable[[EngineConfig], EngineConfig]) -> Pla
         engine: changes the engine's settings where the user says so.
 
     Raises:
-        CheckpointError: the folder holds no run, or a damaged one.
+        CheckpointError: the folder holds no run, a damaged one, or one of a version of outpace with other settings.
     """
     path = folder / _RUN
     if not path.is_file():
@@ -122,4 +122,7 @@ def resumed(folder: Path, engine: Callable[[EngineConfig], EngineConfig]) -> Pla
             made_for=found.get("made_for"),
         )
     except (AttributeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error!r}): train again without --resume") from error
+        raise CheckpointError(
+            f"{path} is damaged, or of a version of outpace with other settings ({error!r}): train again without "
+            "--resume"
+        ) from error

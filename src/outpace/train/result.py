@@ -1,6 +1,7 @@
 """What came of training a head further: whether it is better than the one it began as, in `result.json` of the run.
 
-Both were measured on the same held-out windows. A server takes a new head for an old one only if this says so.
+Both were measured on the same held-out texts, none of which had a part in choosing the new one. A server takes a new
+head for an old one only if this says so.
 """
 
 from __future__ import annotations

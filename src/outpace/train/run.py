@@ -122,6 +122,8 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
     if not plan.resume:
         keep_plan(plan, identity.as_dict())
     data = _data(plan, source, identity, vocab_size, notify, progress)
+    # Where a head is judged at the end, its state is not chosen on the same texts.
+    choosing = None if beginning is None else data.choosing
     _set_threads(plan.engine)  # the engine that answered prompts may have given cores up for the moment
     kind = _make_kind(plan, material, data, notify, None if beginning is None else beginning.token_ids)
     if beginning is not None:
@@ -136,7 +138,7 @@ def train(plan: Plan, notify: Notify, progress: Progress) -> Outcome:
         f"training {trained / 1e6:.1f}M weights of a drafter ({plan.kind}) for {source.files.label}, {model.describe()}"
     )
     states = [_states(plan, target, identity, data, split, notify, progress) for split in ("train", "valid")]
-    sources = Sources(target, data, states[0], states[1])
+    sources = Sources(target, data, states[0], states[1], choosing)
     trainer = Trainer(kind, sources, plan.train, plan.folder, identity, notify, tensorboard=plan.tensorboard)
     if begun:
         notify(f"going on behind step {trainer.resume()} of {plan.train.steps}")
@@ -157,13 +159,16 @@ def _is_better(
     notify: Notify,
     progress: Progress,
 ) -> bool:
-    """Whether the head that was kept is better than the one it began as; says and writes so."""
+    """Whether the head that was kept is better than the one it began as, on texts that did not choose it; says and
+    writes so."""
     new = open_beginning(plan.kind, str(plan.folder / DRAFTER), material.shape, plan.options)
+    data = sources.data
+    which = torch.arange(data.choosing, len(data.valid), dtype=torch.int64, device="cpu")
     judged = []
     for name, head in (("old", beginning), ("new", new)):
         head.load(kind)
         report = partial(progress, f"judging the {name} head")
-        judged.append(judge(kind, sources.target, sources.data.valid, sources.valid, plan.train.chain, report))
+        judged.append(judge(kind, sources.target, data.valid, sources.valid, which, plan.train.chain, report))
     comparison = compare(*judged)
     write_result(plan.folder, beginning, new, identity, comparison)
     notify(comparison.describe())

@@ -142,7 +142,7 @@ class Preset:
 PRESETS: Mapping[str, Preset] = {
     "tiny": Preset(
         "minutes: shows that it works",
-        {"steps": 50, "batch_windows": 2, "lr": 3e-3, "warmup": 5, "eval_every": 10, "eval_windows": 6},
+        {"steps": 240, "batch_windows": 2, "lr": 2e-3, "warmup": 12, "eval_every": 40, "eval_windows": 6},
         {"window": 256, "max_prompts": 128, "max_tokens": 96, "max_text_tokens": 4_000},
     ),
     "small": Preset(

@@ -61,12 +61,14 @@ class Sources:
         data: windows.
         train: states of the windows to train on.
         valid: states of those held out.
+        choosing: how many of those held out, from the first on, the best state is chosen on; None: all.
     """
 
     target: Target
     data: TrainingData
     train: StateSource
     valid: StateSource
+    choosing: int | None = None
 
 
 class Trainer:
@@ -121,6 +123,11 @@ class Trainer:
         try:
             match = {**state["match"], "data": state["data"]}
             for name, own in {**self._must_match(), "data": self._digest}.items():
+                if name not in match:
+                    raise CheckpointError(
+                        f"{path} is of an earlier version of outpace, which had no {name}: train anew, with another "
+                        "--out"
+                    )
                 if match.get(name) != own:
                     raise CheckpointError(
                         f"{path} was made with {name}={match.get(name)}, not {own}: take that, or train anew"
@@ -233,10 +240,9 @@ class Trainer:
         """
         dtype = SAVED_AS[self._settings.save_dtype]
         sources = self._sources
+        windows = sources.data.valid[: sources.choosing]
         with rounded(self._kind.module, dtype):
-            found = measure(
-                self._kind, sources.target, sources.data.valid, sources.valid, self._settings, lambda: interrupt.asked
-            )
+            found = measure(self._kind, sources.target, windows, sources.valid, self._settings, lambda: interrupt.asked)
             if found is None:
                 return False
             scores = {name: item.greedy_length + item.sampled_length for name, item in found.items()}

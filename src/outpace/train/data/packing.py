@@ -40,6 +40,15 @@ class Windows:
         """Tokens in a window."""
         return self.ids.shape[1]
 
+    @classmethod
+    def joined(cls, parts: Sequence[Windows]) -> Windows:
+        """All windows of some of one width, at least one, behind each other."""
+        return cls(
+            torch.cat([part.ids for part in parts]),
+            torch.cat([part.pieces for part in parts]),
+            torch.cat([part.labels for part in parts]),
+        )
+
     def __getitem__(self, which: slice | torch.Tensor) -> Windows:
         return Windows(self.ids[which], self.pieces[which], self.labels[which])
 

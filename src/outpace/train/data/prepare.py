@@ -90,9 +90,11 @@ def prepare_data(plan: DataPlan, folder: Path, tools: Tools) -> TrainingData:
         if max(document.ids, default=0) >= known:
             raise BadInput(f"token id {max(document.ids)} is not one of the {known} ids that {tools.files.label} knows")
     sides = split_documents(documents, tools.files.tokenizer.decode, settings.validation, settings.seed)
-    train, valid = (pack_documents(side, settings.window) for side in sides)
+    train, choosing, judging = (
+        pack_documents(side, settings.window) for side in (sides.train, sides.choosing, sides.judging)
+    )
     sources = [*plan.prompts, *plan.text, *plan.records]
-    return write_data(folder, train, valid, tools.identity, sources, private=private)
+    return write_data(folder, train, choosing, judging, tools.identity, sources, private=private)
 
 
 def _estimate(conversations: int, plan: DataPlan) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "head_of",
     "header_of",
     "is_header",
+    "json_line",
     "lines_of",
     "newest_header",
     "record_files",
@@ -106,13 +107,22 @@ def lines_of(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number in range(len(lines), 1, -1):
         line = lines[number - 1]
         lines.pop()
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise BadInput(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise BadInput(f"{path}, line {number}: a JSON object is needed, not {line[:60]!r}")
-        yield number, value
+        yield number, json_line(path, number, line)
+
+
+def json_line(path: Path, number: int, line: str | bytes) -> dict[str, Any]:
+    """The object in a line of a file.
+
+    Raises:
+        BadInput: naming the line, which is not JSON or something else.
+    """
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise BadInput(f"{path}, line {number} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadInput(f"{path}, line {number}: a JSON object is needed, not {line.strip()[:60]!r}")
+    return value
 
 
 def head_of(header: Mapping[str, Any], kind: str | None = None) -> tuple[str, str] | None:

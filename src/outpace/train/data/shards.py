@@ -1,7 +1,8 @@
 """Windows on disk: `train-00000.safetensors` ..., `valid-00000.safetensors` ..., and `index.json` that lists them.
 
 index.json   {"format": 1, "target": who tokenised it, "window": W, "splits": {"train": {"windows", "tokens",
-              "labels", "shards": [names]}, "valid": ...}, "sources": [what it was made of]}
+              "labels", "shards": [names]}, "valid": ...}, "choosing": how many of the windows that are held out come
+              first and are there to choose by (lacking in data of earlier versions), "sources": [what it was made of]}
 a shard      ids int32 [n, W], pieces int32 [n, W], labels uint8 [n, W]
 """
 
@@ -36,7 +37,7 @@ class TrainingData:
 
     Args:
         train: the former.
-        valid: the latter.
+        valid: the latter, those to choose the best state on before those to judge it on.
         index: what `index.json` says.
     """
 
@@ -44,17 +45,52 @@ class TrainingData:
     valid: Windows
     index: dict[str, Any]
 
+    @property
+    def choosing(self) -> int:
+        """How many windows to choose on `valid` begins with; none may be left to judge on.
+
+        Raises:
+            CheckpointError: they were made by an earlier version, which did not tell them apart.
+        """
+        count = self.index.get("choosing")
+        if not isinstance(count, int):
+            raise CheckpointError(
+                "training that begins as a head needs held-out texts that choose the best state and others that judge "
+                "it, and this data, of an earlier version of outpace, does not tell them apart: make it again (answers "
+                "that are there are kept)"
+            )
+        return count
+
 
 def write_data(
-    folder: Path, train: Windows, valid: Windows, target: Identity, sources: list[str], *, private: bool = False
+    folder: Path,
+    train: Windows,
+    choosing: Windows,
+    judging: Windows,
+    target: Identity,
+    sources: list[str],
+    *,
+    private: bool = False,
 ) -> TrainingData:
     """Writes windows, for the owner alone if they are private; the index last, so that a folder with an index is whole.
+
+    Args:
+        folder: to be made or written over.
+        train: to train on.
+        choosing: held out, to choose the best state on; see `holding_out`.
+        judging: held out, to judge it on.
+        target: who tokenised them.
+        sources: what they were made of.
+        private: nobody else may read them.
 
     Raises:
         BadInput: there is nothing to train on, or nothing to measure on.
         OutpaceError: the folder cannot be written.
     """
-    train, valid = _with_some_held_out(train, valid)
+    count, valid = len(choosing) or len(judging), Windows.joined((choosing, judging))
+    if not (len(train) and len(valid)):  # a single text falls on one side
+        train, valid = _last_held_out(Windows.joined((train, valid)))
+        count = len(valid)
     if not len(train) or not len(valid):
         raise BadInput(
             f"no usable text: {len(train) + len(valid)} windows of {train.width} tokens came of it, at least 2 are "
@@ -69,6 +105,7 @@ def write_data(
         "target": target.as_dict(),
         "window": train.width,
         "splits": splits,
+        "choosing": count,
         "sources": sources,
     }
     write_json(folder / _INDEX, index)
@@ -114,18 +151,18 @@ def read_data(folder: Path, target: Identity) -> TrainingData:
     try:
         splits: Any = index["splits"]
         parts = [_read_split(folder, splits[name]["shards"]) for name in ("train", "valid")]
+        choosing: Any = index.get("choosing", 1)
+        if not 0 < choosing <= len(parts[1]):
+            raise IndexError(f"choosing={choosing}")
     except (KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{folder / _INDEX} is damaged ({error!r}): make the data again") from error
     return TrainingData(parts[0], parts[1], index)
 
 
-def _with_some_held_out(train: Windows, valid: Windows) -> tuple[Windows, Windows]:
-    """A single text falls on one side: then its last window is held out, and the rest is to train on."""
-    if len(valid) and len(train):
-        return train, valid
-    all_of_it = train if len(train) else valid
-    most = max(0, len(all_of_it) - 1)
-    return all_of_it[:most], all_of_it[most:]
+def _last_held_out(windows: Windows) -> tuple[Windows, Windows]:
+    """The last window is held out, and the rest is to train on."""
+    most = max(0, len(windows) - 1)
+    return windows[:most], windows[most:]
 
 
 def _write_split(folder: Path, name: str, windows: Windows, private: bool) -> dict[str, Any]:
@@ -146,10 +183,10 @@ def _read_split(folder: Path, shards: list[str]) -> Windows:
     parts = [_read_shard(folder / name) for name in shards]
     if not parts:
         raise IndexError("a split without shards")
-    return Windows(*(torch.cat([part[at] for part in parts]) for at in range(3)))
+    return Windows.joined(parts)
 
 
-def _read_shard(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _read_shard(path: Path) -> Windows:
     try:
         found = load_file(path)
         ids, pieces, labels = found["ids"].long(), found["pieces"].long(), found["labels"].bool()
@@ -157,4 +194,4 @@ def _read_shard(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         raise CheckpointError(f"{path} is missing or damaged ({first_line(error)}): make the data again") from error
     if not ids.shape == pieces.shape == labels.shape or ids.dim() != 2 or int(pieces.min()) < NOTHING:
         raise CheckpointError(f"{path} is damaged (its tensors do not fit each other): make the data again")
-    return ids, pieces, labels
+    return Windows(ids, pieces, labels)

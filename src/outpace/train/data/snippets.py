@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
@@ -37,9 +37,10 @@ def snippets() -> Snippets:
         if path.parts[-2] in ("test", "tests", "idlelib", "lib2to3", "site-packages", "pydoc_data", "encodings"):
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines()
         for node in _definitions(text):
             if isinstance(node, ast.Module) or _FEWEST_LINES <= _height(node) <= _MOST_LINES:
-                piece = None if isinstance(node, ast.Module) else _source(text, node)
+                piece = None if isinstance(node, ast.Module) else _source(lines, node)
                 if piece is not None:
                     code[piece] = None
             words = ast.get_docstring(node) or ""
@@ -67,9 +68,9 @@ def _height(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
-def _source(text: str, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
+def _source(lines: Sequence[str], node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
     """The lines of a definition; None where they are too wide to be asked about."""
-    lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
-    if max(map(len, lines)) > _WIDEST_LINE:
+    own = lines[node.lineno - 1 : node.end_lineno]
+    if max(map(len, own)) > _WIDEST_LINE:
         return None
-    return dedent("\n".join(lines))
+    return dedent("\n".join(own))

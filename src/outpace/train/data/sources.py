@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
 import random
 import re
 import sysconfig
@@ -21,7 +20,7 @@ from typing import Any
 from outpace.errors import BadInput, CheckpointError, OutpaceError
 from outpace.models.checkpoint import first_line
 from outpace.train.data.builtin import builtin_prompts
-from outpace.train.data.recorded import PATTERN, header_of, lines_of
+from outpace.train.data.recorded import PATTERN, header_of, json_line, lines_of
 from outpace.train.identity import Identity
 
 __all__ = ["Conversation", "lasting_source", "read_prompts", "read_records", "read_texts"]
@@ -205,15 +204,8 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    value = json.loads(line)
-                except ValueError as error:
-                    raise BadInput(f"{path}, line {number} is not JSON: {error}") from error
-                if not isinstance(value, dict):
-                    raise BadInput(f"{path}, line {number}: a JSON object is needed, not {line.strip()[:60]!r}")
-                yield number, value
+                if line.strip():
+                    yield number, json_line(path, number, line)
     except (OSError, UnicodeError) as error:
         raise BadInput(f"{path} cannot be read as JSON lines: {error}") from error
 
