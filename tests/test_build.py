@@ -188,7 +188,8 @@ def test_what_was_learnt_of_a_drafter_is_not_known_of_one_that_takes_its_place(
 ) -> None:
     keys: list[str] = []
 
-    def noting(control: str, costs: Any, folder: Path, key: Callable[[], str]) -> Any:
+    def noting(control: str, costs: Any, folder: Path, key: Callable[[], str], *, floor: float) -> Any:
+        assert floor == 0.98
         keys.append(key())
         return make_controller("fixed", costs)
 

@@ -47,7 +47,9 @@ def slowed_and_sped(values: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[floa
         monkeypatch.setattr("outpace.control.choosing.token_values", lambda *_: None)
     drafter = TrueDrafter(lambda request, _: 0.97 if request == 0 else 0.02, informative=False)
     seconds = table(NATIVE)
-    world = Simulation(AdaptiveController(ControlSettings(floor=0.0)), {"free": drafter}, seconds, most=8, noise=0.02, stalls=0.0)
+    world = Simulation(
+        AdaptiveController(ControlSettings(floor=0.0)), {"free": drafter}, seconds, most=8, noise=0.02, stalls=0.0
+    )
     world.run(range(4), 60)
     begin, tokens = world.clock, 0
     for _ in range(200):

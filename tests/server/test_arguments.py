@@ -38,9 +38,11 @@ def test_every_option_of_the_engine_reaches_its_field() -> None:
         "m", "-q", "int4", "--dtype", "bfloat16", "--kernels", "native", "--max-model-len", "100",
         "--max-num-seqs", "3", "--max-num-batched-tokens", "64", "--max-logprobs", "5",
         "--cache-tokens", "900", "--no-enable-prefix-caching", "--threads", "1",
-        "--trust-remote-code", "--allow-pickle", "--speculative-control", "fixed",
+        "--trust-remote-code", "--allow-pickle", "--speculative-control", "fixed", "--speculative-floor", "0.5",
     ).engine  # fmt: skip
-    assert found == EngineConfig("m", "int4", "bfloat16", "native", 100, 3, 64, 5, 900, False, 1, True, True, "fixed")
+    assert found == EngineConfig(
+        "m", "int4", "bfloat16", "native", 100, 3, 64, 5, 900, False, 1, True, True, "fixed", 0.5
+    )
     assert all(getattr(found, item.name) != item.default for item in fields(EngineConfig))
 
 
