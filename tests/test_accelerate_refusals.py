@@ -218,8 +218,9 @@ def test_generate_inside_generate() -> None:
 def test_models_that_cannot_be_accelerated() -> None:
     with pytest.raises(UnsupportedModel, match="Linear"):
         outpace.accelerate(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+    config = tiny_model().config
     with torch.device("meta"):
-        nowhere = transformers.AutoModelForCausalLM.from_config(tiny_model().config)
+        nowhere = transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(UnsupportedModel, match="meta"):
         outpace.accelerate(nowhere)
 
