@@ -150,7 +150,8 @@ class StepFacts:
         decoding: ids of the requests that were decoding, one row each and at least one token, drafted for or not.
         drafts: of those that had a draft verified.
         calls: of computing drafters.
-        seconds: of the whole step without the calls: choosing and verifying included.
+        seconds: of the whole step without the calls and the lookups: choosing and verifying included.
+        lookups: seconds of asking free drafters and of deciding what to do with their drafts; 0 if none was asked.
     """
 
     threads: int
@@ -159,6 +160,7 @@ class StepFacts:
     drafts: Sequence[VerifiedOffer]
     calls: Sequence[DraftCall] = field(default_factory=tuple)
     seconds: float = 0.0
+    lookups: float = 0.0
 
     @property
     def rows(self) -> int:

@@ -55,6 +55,8 @@ class AdaptiveController:
     def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:
         """Most draft tokens that can pay, by the best chance there is hope for."""
         around = _around(wishes, other_rows, other_decoding)
+        if not any(wish.computing for wish in wishes) and self._learning.resting.rests(around.decoding):
+            return [0] * len(wishes)
         table = self.knowledge.step_seconds(
             around.rows, around.prompt_rows, max((wish.most for wish in wishes), default=0)
         )
@@ -107,6 +109,7 @@ class AdaptiveController:
         """What pays most with what is known, a probe now and then."""
         around = _around(wishes, other_rows, other_decoding)
         step = self._step = StepPlan()
+        step.looked_up = next((wish.free for wish in wishes if wish.free is not None), None)
         margin = self.knowledge.settings.margin
         choice = choose(self.knowledge, around, wishes, offers, margin)
         if choice.values is not None:

@@ -8,6 +8,7 @@ from outpace.control.floor import enter
 from outpace.control.knowledge import Knowledge
 from outpace.control.probing import ProbingBudget
 from outpace.control.report import Tally
+from outpace.control.resting import Resting
 from outpace.control.step import StepPlan
 from outpace.control.trying import Trying
 from outpace.decisions import ControlReport, DrafterReport, StepFacts
@@ -31,6 +32,7 @@ class Learning:
         self._knowledge = knowledge
         self._budget = budget
         self._trying = trying
+        self.resting = Resting()
         self.restart_report()
 
     def restart_report(self) -> None:
@@ -69,9 +71,9 @@ class Learning:
             return
         self._trying.now += 1
         self._steps += 1
-        self._seconds += facts.seconds + calls
+        self._seconds += facts.seconds + calls + facts.lookups
         decoding = len(facts.decoding)
-        self._budget.earn(facts.seconds + calls, target.now.seconds(decoding))
+        self._budget.earn(facts.seconds + calls + facts.lookups, target.now.seconds(decoding))
         for request_id in facts.decoding:
             state = self._knowledge.requests[request_id]
             state.num_tokens += 1
@@ -81,7 +83,19 @@ class Learning:
             self._account(facts, step, accepted, calls)
         elif step.probes:
             self._empty_probes(facts, step)
+        if facts.lookups:
+            self._judge_lookups(facts)
+            if step.looked_up is not None:
+                self.tally(step.looked_up).drafting += facts.lookups
         self._keep_accounts(facts, step, min(calls, _WORST_CALL * step.drafting))
+
+    def _judge_lookups(self, facts: StepFacts) -> None:
+        """What looking up has brought, and took."""
+        now, decoding, computing = self._knowledge.target.now, len(facts.decoding), {c.drafter for c in facts.calls}
+        looked_up = [seen for seen in facts.drafts if seen.offer.drafter not in computing]
+        kept, tokens = sum(seen.num_accepted for seen in looked_up), sum(seen.offer.num_tokens for seen in looked_up)
+        verifying = now.seconds(facts.rows) - now.seconds(facts.rows - tokens)
+        self.resting.observe(decoding, kept * now.seconds(decoding) / decoding - verifying, facts.lookups)
 
     def _keep_accounts(self, facts: StepFacts, step: StepPlan, drafting: float) -> None:
         """What the step was to bring and to take, by request: neither luck nor a stall is a draft's fault."""
@@ -165,8 +179,8 @@ class Learning:
             tally.verifying += (facts.seconds - plain) * count / max(1, tokens)
             tally.used_tokens += decoding + accepted
             tally.used_expected += decoding + promised
-            tally.used_seconds += facts.seconds + calls
-            tally.used_expected_seconds += facts.seconds + step.drafting
+            tally.used_seconds += facts.seconds + calls + facts.lookups
+            tally.used_expected_seconds += facts.seconds + step.drafting + facts.lookups
             tally.used_plain_tokens += decoding
             tally.used_plain_seconds += plain
 

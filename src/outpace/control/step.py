@@ -24,12 +24,24 @@ class StepPlan:
         drafting: seconds that calls are expected to take.
         num_drafted: draft tokens that are expected to be verified.
         expected: by request, the draft tokens that are expected to be kept.
+        looked_up: who was asked to look drafts up; None if nobody was.
         calls: by drafter, seconds that a pass of it takes for one request.
         values: by request, what a token of it counts; None where that is 1 for all.
         total: seconds expected of the step, drafting included; None of one that was not planned, since it is plain.
     """
 
-    __slots__ = ("asked", "calls", "drafting", "expected", "num_drafted", "probes", "total", "values", "whole")
+    __slots__ = (
+        "asked",
+        "calls",
+        "drafting",
+        "expected",
+        "looked_up",
+        "num_drafted",
+        "probes",
+        "total",
+        "values",
+        "whole",
+    )
 
     def __init__(self) -> None:
         self.asked: dict[int, Allotment] = {}
@@ -41,6 +53,7 @@ class StepPlan:
         self.values: dict[int, float] | None = None
         self.expected: dict[int, float] = {}
         self.calls: dict[str, float] = {}
+        self.looked_up: str | None = None
 
     def foresee(
         self,

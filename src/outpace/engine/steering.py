@@ -51,6 +51,7 @@ class Steering:
         self._calls: list[DraftCall] = []
         self._decoding: list[int] = []
         self._verified: list[VerifiedOffer] = []
+        self._lookups = 0.0  # seconds
 
     # For the scheduler, before rows are handed out.
 
@@ -106,8 +107,15 @@ class Steering:
             free_rows: rows of the step that nobody uses: a drafter that is behind may compute as many.
             num_running: requests that run.
         """
+        began = time.perf_counter()
+        self._offers, self._whole, self._calls, self._verified, self._lookups = {}, {}, [], [], 0.0
+        drafts = self._proposed(turns, free_rows, num_running)
+        if any(turn.num_draft_tokens for turn in turns):
+            self._lookups = time.perf_counter() - began - sum(call.seconds for call in self._calls)
+        return drafts
+
+    def _proposed(self, turns: Sequence[Turn], free_rows: int, num_running: int) -> list[Draft]:
         drafts = [NO_DRAFT] * len(turns)
-        self._offers, self._whole, self._calls, self._verified = {}, {}, [], []
         wishes: dict[int, Wish] = {}
         for index, turn in enumerate(turns):
             if turn.num_draft_tokens:
@@ -244,7 +252,8 @@ class Steering:
                     decoding=self._decoding,
                     drafts=self._verified,
                     calls=self._calls,
-                    seconds=seconds - sum(call.seconds for call in self._calls),
+                    seconds=seconds - self._lookups - sum(call.seconds for call in self._calls),
+                    lookups=self._lookups,
                 )
             )
         for block in blocks:
@@ -253,7 +262,7 @@ class Steering:
 
     def abandon(self) -> None:
         """The step under way failed, and is not observed."""
-        self._offers, self._whole, self._calls, self._verified = {}, {}, [], []
+        self._offers, self._whole, self._calls, self._verified, self._lookups = {}, {}, [], [], 0.0
         self.controller.abandon()
 
     def release(self, request: Request) -> None:
