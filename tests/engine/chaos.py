@@ -90,6 +90,7 @@ class ChaosController:
         assert len(set(drafted)) == len(drafted) and set(drafted) <= set(facts.decoding)
         assert all(0 <= seen.num_accepted <= seen.offer.num_tokens for seen in facts.drafts)
         assert facts.prefill_rows >= 0 and facts.seconds > 0
+        assert facts.lookups > 0 if facts.drafts or facts.calls else facts.lookups >= 0
         self.facts.append(facts)
 
     def abandon(self) -> None:

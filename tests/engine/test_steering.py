@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -273,3 +274,28 @@ def test_requests_for_which_a_drafter_has_no_lane_do_without_it() -> None:
     assert [result.outputs[0].token_ids for result in results] == [plain(model, job) for job in jobs]
     assert len({wish.request_id for wish in controller.wishes}) == 1 and controller.wishes[0].computing
     assert [result.stats.drafts > 0 for result in results] == [True, False]
+
+
+class SlowLookups(NgramDrafter):
+    """Takes its time."""
+
+    def propose(self, asks: Sequence[Ask], row_budget: int) -> list[Draft]:
+        time.sleep(0.02)
+        return super().propose(asks, row_budget)
+
+
+def test_the_time_of_looking_up_is_told_apart_from_that_of_the_model() -> None:
+    told: list[StepFacts] = []
+
+    class Listening(FixedController):
+        def observe(self, facts: StepFacts) -> None:
+            told.append(facts)
+
+    engine = make_engine(HistoryModel(V), TokenCache(), {"ngram": SlowLookups(1, 4)}, controller=Listening())
+    began = time.perf_counter()
+    run(engine, [Job([1, 2, 3, 1, 2, 3], replace(GREEDY, max_tokens=8))])
+    passed = time.perf_counter() - began
+    asked = [facts for facts in told if facts.lookups]
+    assert asked and told[-1].lookups == 0.0  # the last token is never drafted
+    assert all(facts.lookups >= 0.02 for facts in asked)
+    assert sum(facts.seconds + facts.lookups for facts in told) <= passed

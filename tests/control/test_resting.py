@@ -1,0 +1,82 @@
+"""Lookups that bring less than their own time rest, and come back when they bring more."""
+
+from __future__ import annotations
+
+from outpace.control.controller import AdaptiveController
+from outpace.control.resting import Resting
+from outpace.decisions import Offer, StepFacts, VerifiedOffer, Wish
+
+
+def rests(resting: Resting, decoding: int) -> int:
+    """Steps until lookups are asked again."""
+    count = 0
+    while resting.rests(decoding):
+        count += 1
+    return count
+
+
+def test_rests_grow_longer_while_nothing_is_gained() -> None:
+    resting = Resting()
+    found = []
+    for _ in range(14):
+        resting.observe(16, 0.0, 1e-3)
+        found.append(rests(resting, 16))
+    assert found == [0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 8, 8, 8, 8]
+
+
+def test_one_good_try_ends_the_rest() -> None:
+    resting = Resting()
+    for _ in range(12):
+        resting.observe(16, 0.0, 1e-3)
+        rests(resting, 16)
+    resting.observe(16, 1.5e-3, 1e-3)  # a gain, but on average still none
+    assert rests(resting, 16) == 1
+    resting.observe(16, 20e-3, 1e-3)
+    assert rests(resting, 16) == 0
+    resting.observe(16, 0.0, 1e-3)
+    assert rests(resting, 16) == 0
+
+
+def test_drafts_that_lose_rest_too() -> None:
+    resting = Resting()
+    for _ in range(8):
+        resting.observe(16, -5e-3, 1e-6)
+    assert rests(resting, 16) == 1
+
+
+def test_sizes_of_batches_are_apart() -> None:
+    resting = Resting()
+    for _ in range(12):
+        resting.observe(16, 0.0, 1e-3)
+        resting.observe(2, 5e-3, 1e-3)
+    assert resting.rests(16)
+    assert not resting.rests(2)
+    assert not resting.rests(1)
+
+
+def asked(controller: AdaptiveController, steps: int, accepted: int, computing: bool = False) -> int:
+    """In how many steps of four requests lookups are asked for, of which the first one's is kept so far."""
+    count = 0
+    for _ in range(steps):
+        wishes = [Wish(request, 4, "suffix", {"model": 0} if computing else {}, 1000) for request in range(4)]
+        if not any(controller.ceilings(wishes, 0)):
+            controller.observe(StepFacts(2, 0, range(4), [], [], 0.010))
+            continue
+        count += 1
+        offers = [Offer(0, "suffix", 2, (0.9, 0.9)), None, None, None]
+        controller.allot(wishes, offers, 0)
+        drafts = [VerifiedOffer(Offer(0, "suffix", 2, (0.9, 0.9)), accepted)] if accepted else []
+        controller.observe(StepFacts(2, 0, range(4), drafts, [], 0.010 + 0.001 * len(drafts), 0.001))
+    return count
+
+
+def test_the_controller_asks_seldom_while_nothing_comes_and_always_while_much_does() -> None:
+    controller = AdaptiveController()
+    assert 15 <= asked(controller, 120, 0) <= 30
+    assert asked(controller, 60, 2) > 45
+    report = controller.report()
+    assert 0.04 < report.drafters["suffix"].drafting_seconds < 0.10
+
+
+def test_beside_a_drafter_that_computes_lookups_do_not_rest() -> None:
+    assert asked(AdaptiveController(), 60, 0, computing=True) == 60
