@@ -37,6 +37,16 @@ def test_one_good_try_ends_the_rest() -> None:
     assert rests(resting, 16) == 0
 
 
+def test_it_says_why() -> None:
+    resting = Resting()
+    for _ in range(8):
+        assert resting.reason() is None
+        resting.observe(16, 0.0, 1.2e-3)
+    assert resting.reason() == "rests, since a step won 0.0 ms by it lately, and looking up took 1.2 ms"
+    resting.rests(2)
+    assert resting.reason() is None
+
+
 def test_drafts_that_lose_rest_too() -> None:
     resting = Resting()
     for _ in range(8):
@@ -73,9 +83,13 @@ def asked(controller: AdaptiveController, steps: int, accepted: int, computing: 
 def test_the_controller_asks_seldom_while_nothing_comes_and_always_while_much_does() -> None:
     controller = AdaptiveController()
     assert 15 <= asked(controller, 120, 0) <= 30
+    off = controller.report().drafters["suffix"].off
+    assert off is not None
+    assert off.startswith("suffix: rests, since a step won ")
     assert asked(controller, 60, 2) > 45
     report = controller.report()
     assert 0.04 < report.drafters["suffix"].drafting_seconds < 0.10
+    assert report.drafters["suffix"].off is None
 
 
 def test_beside_a_drafter_that_computes_lookups_do_not_rest() -> None:

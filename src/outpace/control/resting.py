@@ -42,6 +42,14 @@ class Resting:
 
     def __init__(self) -> None:
         self._accounts: dict[int, _Account] = {}
+        self._last = _Account()
+
+    def reason(self) -> str | None:
+        """Why lookups rest in batches of the present size; None where they do not."""
+        if not self._last.interval:
+            return None
+        gain, price = 1e3 * self._last.gain, 1e3 * self._last.price
+        return f"rests, since a step won {gain:.1f} ms by it lately, and looking up took {price:.1f} ms"
 
     def rests(self, decoding: int) -> bool:
         """Whether this step, of so many decoding requests, does without; asked once a step."""
@@ -78,4 +86,5 @@ class Resting:
         found = self._accounts.get(size)
         if found is None:
             found = self._accounts[size] = _Account()
+        self._last = found
         return found
