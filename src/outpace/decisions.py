@@ -181,7 +181,8 @@ class DrafterReport:
         expected_gain: tokens per second over the plain rate, as predicted for the steps with its drafts; None if
             there were none.
         gain: the same as it came; the plain rate is still a prediction.
-        off: why it is not asked now, in one sentence with numbers; None if it is.
+        off: why nothing of it was verified when that was decided last, in one sentence with numbers; None if something
+            was, or nobody could have asked it lately. It stays when nothing runs any more.
     """
 
     drafter: str

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.control.allocation import Candidate, Plan, allocate, choose_computed
+from outpace.control.allocation import Plan, allocate
+from outpace.control.computed import Candidate, choose_computed
 from outpace.control.prospects import of_lookups
 from outpace.control.report import Prospect
 from outpace.decisions import Offer
@@ -96,7 +97,8 @@ def test_no_length_and_no_set_of_requests_is_better(
     candidates = [Candidate(index, survival, (0, 0.0), price) for index, survival in enumerate(survivals)]
     rounds = [one_round * (1.0 + 0.1 * many) for many in range(len(candidates))]
     seconds, tokens = rising(increments), float(len(candidates) + others)
-    share = choose_computed(candidates, rounds, seconds, tokens=tokens)
+    share, none = choose_computed(candidates, rounds, seconds, tokens=tokens)
+    assert none is None
     assert share is not None
     best = 0.0
     for length in range(1, 1 + len(survivals[0])):
@@ -114,13 +116,13 @@ def test_a_computed_draft_has_to_bring_more_than_the_one_it_replaces() -> None:
     seconds = [1.0, 1.0, 1.0, 1.0, 1.0]
     good = Candidate(0, [0.9, 0.8], (2, 1.5))
     bad = Candidate(1, [0.9, 0.8], (0, 0.0))
-    share = choose_computed([good, bad], [0.1, 0.1], seconds, tokens=3.5, num_drafted=2)
+    share, _ = choose_computed([good, bad], [0.1, 0.1], seconds, tokens=3.5, num_drafted=2)
     assert share is not None
     assert share.members[0] == 1
-    alone = choose_computed([good], [0.1], seconds, tokens=2.5, num_drafted=2)
+    alone, _ = choose_computed([good], [0.1], seconds, tokens=2.5, num_drafted=2)
     assert alone is not None
     assert alone.tokens == pytest.approx(2.5 - 1.5 + 1.7)
 
 
 def test_without_candidates_there_is_no_share() -> None:
-    assert choose_computed([], [], [1.0], tokens=1.0) is None
+    assert choose_computed([], [], [1.0], tokens=1.0) == (None, None)

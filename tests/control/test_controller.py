@@ -354,6 +354,29 @@ def test_it_says_why_a_drafter_is_off() -> None:
     assert taught(0.9).report().drafters["free"].off is None
 
 
+def test_a_reason_is_one_as_long_as_somebody_could_ask() -> None:
+    """Of a drafter that had nothing at hand, or was nobody's, for many steps nothing is said."""
+    controller = taught(0.02, steps=40)
+    for _ in range(30):
+        controller.observe(StepFacts(2, 0, [1], [], [], 0.01))
+    assert controller.report().drafters["free"].off is not None
+    for _ in range(10):
+        controller.observe(StepFacts(2, 0, [1], [], [], 0.01))
+    assert controller.report().drafters["free"].off is None
+    controller.allot([wish(1000)], [Offer(1000, "free", 5)], 0)
+    assert controller.report().drafters["free"].off is not None
+
+
+def test_it_says_that_a_computing_drafter_would_slow_somebody_down() -> None:
+    controller = taught(0.9, computing=True, settings=ControlSettings(floor=1.0, relative_costs={"model": 0.15}))
+    for _ in range(300):
+        controller.observe(StepFacts(2, 0, [7, -1], [], [], table(NATIVE)(2)))
+    assert controller.allot([wish(7, free=None, behind=0)], [None], 1, 1)[0].num_tokens <= 1
+    sentence = controller.report().drafters["model"].off
+    assert sentence is not None
+    assert sentence.endswith("but a request that gains nothing would become slower")
+
+
 def test_counts_are_those_of_the_steps() -> None:
     controller = AdaptiveController()
     seconds = table(NATIVE)

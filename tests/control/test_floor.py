@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from outpace.control.allocation import Candidate, allocate, choose_computed
+from outpace.control.allocation import allocate
+from outpace.control.computed import Candidate, choose_computed
 from outpace.control.controller import AdaptiveController
 from outpace.control.floor import Limits, enter, limits
 from outpace.control.knowledge import ControlSettings
 from outpace.control.requests import Requests, RequestState
+from outpace.decisions import StepFacts, Wish
 from tests.control.simulator import NATIVE, Simulation, TrueDrafter, table
 
 SECONDS = [1.0, 1.1, 1.2, 1.3, 1.4]
@@ -51,11 +57,11 @@ def test_those_without_a_wish_are_the_others_of_the_last_step() -> None:
 def test_old_leads_are_forgotten() -> None:
     state = RequestState()
     for _ in range(1000):
-        enter(state, 3.0, 1.0, 2.0)
+        enter([state], [3.0], 1.0, [2.0])
     lead = state.plain_seconds - state.seconds
     assert lead == pytest.approx(256, rel=0.05)  # of 1000 seconds that were won
     for _ in range(1000):
-        enter(state, 1.0, 1.0, 1.0)
+        enter([state], [1.0], 1.0, [1.0])
     assert state.plain_seconds - state.seconds < 0.03 * lead
 
 
@@ -86,10 +92,10 @@ def test_only_drafting_that_all_can_bear_is_asked_for(count: int) -> None:
 
     def chosen(first: float, second: float, longest: float) -> int | None:
         candidates = [
-            Candidate(0, [0.9, 0.8, 0.7], allowed=[first, first + 0.9, first + 1.7, first + 2.4]),
-            Candidate(1, [0.01, 0.01, 0.01], allowed=[second, second, second, second]),
+            Candidate(0, [0.9, 0.8, 0.7], allowed=first, token=1.0),
+            Candidate(1, [0.01, 0.01, 0.01], allowed=second),
         ][:count]
-        share = choose_computed(candidates, rounds[:count], seconds, tokens=2.0, longest=longest)
+        share, _ = choose_computed(candidates, rounds[:count], seconds, tokens=2.0, longest=longest)
         return None if share is None else share.num_tokens
 
     assert chosen(9.0, 9.0, 9.0) == 3
@@ -98,6 +104,100 @@ def test_only_drafting_that_all_can_bear_is_asked_for(count: int) -> None:
     assert chosen(9.0, 9.0, 1.15) is None
     if count == 2:
         assert chosen(9.0, 1.25, 9.0) == 1
+
+
+def test_others_bear_what_is_caught_up_with_and_those_drafted_for_spread_it() -> None:
+    """Catching up takes 2 s, of which this step bears 0.1 s: who is drafted for may invest, who waits has to agree."""
+    seconds = [1.0 + 0.1 * rows for rows in range(9)]
+
+    def chosen(first: float, second: float, longest: float, count: int) -> list[int]:
+        candidates = [
+            Candidate(0, [0.9], price=0.1, delay=1.9, allowed=first, token=1.0),
+            Candidate(1, [0.01], allowed=second, token=1.0),
+        ][:count]
+        share, held = choose_computed(candidates, [0.1, 0.1], seconds, tokens=2.0, longest=longest)
+        if share is None:
+            assert held is not None and held.members == [0]
+            return []
+        assert share.delay == pytest.approx(1.9)
+        assert share.seconds == pytest.approx(1.1 + 0.1 + 0.1)
+        return share.members
+
+    assert chosen(0.5, 9.0, 9.0, 1) == [0]
+    assert chosen(0.5, 9.0, 3.3, 1) == [0]
+    assert chosen(0.5, 9.0, 3.1, 1) == []
+    assert chosen(0.5, 3.3, 9.0, 2) == [0]
+    assert chosen(0.5, 1.35, 9.0, 2) == []
+
+
+ACCOUNTS = st.floats(0.8, 3.0)
+CHAINS = st.lists(st.lists(st.floats(0.05, 1.0), max_size=3), min_size=2, max_size=4)
+
+
+def falling(chances: list[list[float]]) -> list[list[float]]:
+    return [list(itertools.accumulate(chain, float.__mul__)) for chain in chances]
+
+
+@given(
+    CHAINS, st.lists(ACCOUNTS, min_size=4, max_size=4), ACCOUNTS, st.lists(st.floats(0.0, 0.5), min_size=16), st.data()
+)
+@settings(max_examples=200, deadline=None)
+def test_the_best_number_of_tokens_that_all_can_bear(
+    chances: list[list[float]], allowed: list[float], others: float, steps: list[float], data: st.DataObject
+) -> None:
+    """Against trying all numbers of them, in the order of their chances."""
+    drafts, seconds = falling(chances), list(itertools.accumulate(steps, initial=1.0))
+    fixed = [data.draw(st.integers(0, len(chain))) for chain in drafts]
+    bound = Limits(allowed[: len(drafts)], 1.02, others)
+    plan = allocate(drafts, seconds, decoding=len(drafts) + 1, at_least=fixed, margin=0.01, limits=bound)
+    order = sorted(
+        ((chance, -index) for index, chain in enumerate(drafts) for chance in chain[fixed[index] :]), reverse=True
+    )
+    counts, begin = list(fixed), sum(fixed)
+    tokens = len(drafts) + 1 + sum(sum(chain[:count]) for chain, count in zip(drafts, fixed, strict=True))
+    best, enough = list(fixed), tokens / seconds[begin] * 1.01
+    for place, (chance, negative) in enumerate(order, begin + 1):
+        counts[-negative] += 1
+        tokens += chance
+        bearable = all(seconds[place] <= one for one in [others, *bound.with_drafts(drafts, counts)])
+        if bearable and tokens / seconds[place] > enough:
+            best, enough = list(counts), tokens / seconds[place]
+    assert sum(plan.counts) == sum(best)
+    assert plan.seconds == seconds[sum(best)]
+    assert plan.tokens == pytest.approx(
+        len(drafts) + 1 + sum(sum(chain[:count]) for chain, count in zip(drafts, plan.counts, strict=True))
+    )
+    if plan.counts != fixed:
+        assert bound.bear(drafts, plan.counts, plan.seconds)
+
+
+@given(CHAINS, st.lists(ACCOUNTS, min_size=4, max_size=4), ACCOUNTS, st.floats(0.0, 0.3), st.floats(0.0, 0.5))
+@settings(max_examples=200, deadline=None)
+def test_whoever_is_drafted_for_all_can_bear_it(
+    chances: list[list[float]], allowed: list[float], longest: float, one_round: float, delay: float
+) -> None:
+    drafts, seconds = falling(chances), [1.0 + 0.1 * rows for rows in range(16)]
+    candidates = [
+        Candidate(index, chain, delay=delay, allowed=allowed[index], token=1.02) for index, chain in enumerate(drafts)
+    ]
+    rounds = [one_round] * len(candidates)
+    share, held = choose_computed(candidates, rounds, seconds, tokens=5.0, longest=longest)
+    free, none = choose_computed([replace(c, allowed=math.inf) for c in candidates], rounds, seconds, tokens=5.0)
+    assert none is None
+    top = share if held is None else held
+    assert (top is None) == (free is None)
+    if top is not None and free is not None:
+        assert top.rate == pytest.approx(free.rate)
+    if share is None:
+        return
+    waiting = share.seconds + share.delay
+    assert waiting <= longest
+    for index, chain in enumerate(drafts):
+        if index in share.members:
+            assert share.seconds <= allowed[index] + 1.02 * sum(chain[: share.num_tokens]) + 1e-9
+        else:
+            assert waiting <= allowed[index]
+    assert held is None or held.rate > share.rate
 
 
 def rates(floor: float, steps: int = 300) -> tuple[float, float, AdaptiveController]:
@@ -144,3 +244,49 @@ def test_alike_requests_do_not_hold_each_other_up() -> None:
         world.run(range(4), 300)
         tokens.append(sum(step.tokens for step in world.history) / world.clock)
     assert tokens[0] > 0.98 * tokens[1]
+
+
+def test_others_do_not_wait_for_a_prompt_that_a_drafter_has_to_read() -> None:
+    """600 rows, which take as long as eight steps: it pays alone, and without a floor."""
+    seconds = table(NATIVE)
+    drafter = TrueDrafter(lambda *_: 0.95, lambda many: 0.1 * seconds(many), 0.0002)
+    asked = []
+    for floor, others in ((0.98, 1), (0.98, 0), (0.0, 1)):
+        controller = AdaptiveController(ControlSettings(floor=floor, relative_costs={"model": 0.1}))
+        world = Simulation(controller, {"model": drafter}, seconds, most=8, noise=0.02, stalls=0.0)
+        world.run([1000], 60)
+        for _ in range(100):
+            controller.observe(StepFacts(2, 0, [1, *range(-others, 0)], [], [], seconds(1 + others)))
+        (allotment,) = controller.allot([Wish(1, 8, None, {"model": 600}, 5000)], [None], others, others)
+        asked.append(allotment.drafter is not None)
+    assert asked == [False, True, True]
+
+
+def test_nothing_is_left_of_requests_that_have_gone() -> None:
+    """Finished, given up between two steps, or in a step that failed."""
+    drafter = TrueDrafter(lambda *_: 0.9, lambda many: 0.1 * table(NATIVE)(many), 0.0002)
+    controller = AdaptiveController(ControlSettings(relative_costs={"model": 0.1}))
+    world = Simulation(controller, {"model": drafter}, table(NATIVE), stalls=0.0)
+    world.run(range(4), 20)
+    requests = controller.knowledge.requests
+    assert requests.running == set(range(4))
+    controller.release(2)
+    controller.allot([Wish(request, 5, None, {"model": 1}, 50) for request in (0, 1, 3)], [None] * 3, 0)
+    controller.abandon()
+    for request in (0, 1, 3):
+        controller.release(request)
+    assert (len(requests), requests.running) == (0, set())
+
+
+def test_alike_requests_pay_for_each_others_reading() -> None:
+    """Each is 40 rows behind, for which the others wait, and all gain from it."""
+    seconds = table(NATIVE)
+    drafter = TrueDrafter(lambda _, place: 0.75 * 0.95**place, lambda many: 0.15 * seconds(many), 0.0002)
+    rates = []
+    for floor in (0.98, 0.0):
+        settings = ControlSettings(floor=floor, relative_costs={"model": 0.2})
+        world = Simulation(AdaptiveController(settings), {"model": drafter}, seconds, noise=0.02, stalls=0.0)
+        world.run(range(4), 50)
+        rates.append(world.run(range(4), 100))
+    assert rates[0] > 0.98 * rates[1]
+    assert rates[1] > 1.05 * 4 / seconds(4)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
-from outpace.control.allocation import Candidate, Plan, Share, allocate, choose_computed
+from outpace.control.allocation import Plan, allocate
 from outpace.control.branches import Ranked
+from outpace.control.computed import Candidate, Share, choose_computed
 from outpace.control.fairness import token_values
 from outpace.control.floor import Limits
 from outpace.control.knowledge import Knowledge
@@ -17,7 +17,7 @@ from outpace.control.report import Prospect
 from outpace.control.widths import LEAST_GAIN
 from outpace.decisions import Offer, Wish
 
-__all__ = ["Choice", "Surroundings", "best_length", "catch_up_price", "choose"]
+__all__ = ["Choice", "Surroundings", "best_length", "choose"]
 
 FEW_ROWS = 8
 """A drafter that is no more rows behind is asked as usual; catching up with more is an investment."""
@@ -136,12 +136,13 @@ def choose(
     plan = allocate(
         survivals, seconds, decoding=around.decoding, at_least=fixed, margin=margin, values=values, limits=limits
     )
-    allowed = [] if limits is None else limits.with_drafts(survivals, plan.counts)
     num_drafted = sum(plan.counts)
-    choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted, survivals, values, limits, allowed, found)
+    choice = Choice(plan, seconds, plan.tokens, plan.seconds, num_drafted, survivals, values, limits, [], found)
     choice.prospects.update(of_lookups(plan, offers, survivals))
-    if not around.prompt_rows:
-        free = [i for i, wish in enumerate(wishes) if wish.computing and not fixed[i]]
+    free = [] if around.prompt_rows else [i for i, wish in enumerate(wishes) if wish.computing and not fixed[i]]
+    if free:
+        if limits is not None:
+            choice.allowed = limits.with_drafts(survivals, plan.counts)
         _add_computed(knowledge, around, choice, wishes, free, margin)
     return choice
 
@@ -162,52 +163,50 @@ def _add_computed(
     """Asks computing drafters where they bring more than what was chosen, the best one first."""
     names = {name for index in open_to for name in wishes[index].computing}
     while names:
-        found = []
-        for name in sorted(names):
-            share = _share(knowledge, around, choice, name, wishes, open_to)
-            if share is not None:
-                found.append((share.rate, name, share))
-            elif choice.limits is not None:
-                _note_held(knowledge, around, choice, name, wishes, open_to, margin)
-        if not found:
-            return
+        shares = {name: _share(knowledge, around, choice, name, wishes, open_to) for name in sorted(names)}
+        best = max(((share.rate, name) for name, (share, _) in shares.items() if share is not None), default=None)
         enough = choice.tokens / choice.total * (1.0 + margin)
-        rate, name, share = max(found)
-        if rate <= enough:
-            for _, loser, promise in found:
-                choice.prospects[loser] = _prospect(knowledge, choice, promise, loser, wishes)
-            hopeful = _share(knowledge, around, choice, name, wishes, open_to, hopeful=True)
-            if hopeful is None or hopeful.rate <= enough:
+        share = None if best is None else shares[best[1]][0]
+        if best is None or best[0] <= enough:
+            for name, (promise, held) in shares.items():
+                _note_unasked(knowledge, choice, name, wishes, promise, held, margin)
+            if best is None:
                 return
-            share = hopeful
+            share = _share(knowledge, around, choice, best[1], wishes, open_to, hopeful=True)[0]
+            if share is None or share.rate <= enough:
+                return
+        assert share is not None
+        name = best[1]
         share = _new_drafter(knowledge, around, choice, share, name, wishes)
         names.remove(name)
         choice.shares[name] = share
+        choice.prospects.pop(name, None)
         choice.tokens, choice.total = share.tokens, share.seconds
-        for index in share.members:
+        for index, gain in zip(share.members, share.gains, strict=True):
             if choice.limits is not None:
-                length = min(share.num_tokens, wishes[index].most_of(name))
-                survival = _survival(knowledge, name, wishes[index])[:length]
-                choice.allowed[index] = choice.limits.allowed[index] + choice.limits.token * sum(survival)
+                choice.allowed[index] += choice.limits.token * gain / (choice.values[index] if choice.values else 1.0)
             choice.num_drafted += min(share.num_tokens, wishes[index].most_of(name)) - choice.plan.counts[index]
             open_to.remove(index)
 
 
-def _note_held(
+def _note_unasked(
     knowledge: Knowledge,
-    around: Surroundings,
     choice: Choice,
     name: str,
     wishes: Sequence[Wish],
-    open_to: Sequence[int],
+    promise: Share | None,
+    held: Share | None,
     margin: float,
 ) -> None:
-    """Notes what a drafter would have brought that somebody could not bear."""
-    share = _share(knowledge, around, choice, name, wishes, open_to, bounded=False)
-    if share is not None:
-        prospect = _prospect(knowledge, choice, share, name, wishes)
+    """Notes what a drafter promised: what would have paid if all could bear it, else the best that they can."""
+    if held is not None:
+        prospect = _prospect(knowledge, choice, held, name, wishes)
         prospect.held = prospect.ratio > 1.0 + margin
-        choice.prospects[name] = prospect
+        if prospect.held or promise is None:
+            choice.prospects[name] = prospect
+            return
+    if promise is not None:
+        choice.prospects[name] = _prospect(knowledge, choice, promise, name, wishes)
 
 
 def _prospect(knowledge: Knowledge, choice: Choice, share: Share, name: str, wishes: Sequence[Wish]) -> Prospect:
@@ -231,7 +230,7 @@ def _new_drafter(
         length = length if knowledge.costs(name).num_calls else 1
     if length >= share.num_tokens and len(members) == len(share.members):
         return share
-    return _share(knowledge, around, choice, name, wishes, members, most=length, bounded=False) or share
+    return _share(knowledge, around, choice, name, wishes, members, most=length, bounded=False)[0] or share
 
 
 def _share(
@@ -245,8 +244,8 @@ def _share(
     hopeful: bool = False,
     most: int | None = None,
     bounded: bool = True,
-) -> Share | None:
-    """The best that a computing drafter can do beside what was chosen.
+) -> tuple[Share | None, Share | None]:
+    """The best that a computing drafter can do beside what was chosen, and a better one that somebody cannot bear.
 
     Args:
         knowledge: what is learnt.
@@ -261,27 +260,33 @@ def _share(
         bounded: whether everybody has to bear it.
     """
     candidates = []
-    acceptance, costs = knowledge.acceptance(name), knowledge.costs(name)
+    acceptance, costs, unit = knowledge.acceptance(name), knowledge.costs(name), knowledge.target.now.seconds(1)
+    row, values, limits = costs.row * unit, choice.values, choice.limits if bounded else None
     for index in open_to:
         wish = wishes[index]
         if name in wish.computing and wish.most > 0 and not (hopeful and wish.computing[name] > FEW_ROWS):
             if hopeful:
-                survival = [acceptance.hopeful_chance(knowledge.own(wish.request_id, name))]
+                chance = acceptance.hopeful_chance(knowledge.own(wish.request_id, name))
+                survival = [knowledge.speaks(wish.request_id, name) * chance]
             else:
                 survival = _survival(knowledge, name, wish)[:most]
             count = choice.plan.counts[index]
-            price = catch_up_price(knowledge, name, wish, 1.0 + sum(survival))
-            value = 1.0 if choice.values is None else choice.values[index]
+            seconds = row * wish.computing[name]
+            price = (
+                seconds if wish.computing[name] <= FEW_ROWS else seconds * _due(knowledge, wish, 1.0 + sum(survival))
+            )
+            value = 1.0 if values is None else values[index]
             instead = (count, value * sum(choice.survivals[index][:count])) if count else (0, 0.0)
             branches = knowledge.branch_gain(wish.request_id, name, around.decoding) if name in wish.widths else None
             gain = branches if branches is not None and branches > LEAST_GAIN and not hopeful else 0.0
-            allowed = _allowed(choice, index, survival, gain) if bounded else ()
-            if choice.values is not None:
+            if values is not None:
                 survival = [value * chance for chance in survival]
-            candidates.append(Candidate(index, survival, instead, price, value * gain, allowed))
+            candidate = Candidate(index, survival, instead, price, seconds - price, value * gain)
+            if limits is not None:
+                candidate.allowed, candidate.token = choice.allowed[index], limits.token / value
+            candidates.append(candidate)
     if not candidates:
-        return None
-    unit = knowledge.target.now.seconds(1)
+        return None, None
     rounds = [unit * seconds for seconds in costs.passes.table(1, len(candidates))]
     return choose_computed(
         candidates,
@@ -292,14 +297,6 @@ def _share(
         drafting=choice.drafting,
         longest=_longest(choice, candidates) if bounded else math.inf,
     )
-
-
-def _allowed(choice: Choice, index: int, survival: Sequence[float], branches: float) -> Sequence[float]:
-    """Seconds that a request can bear by the tokens that are drafted for it, 0 (what it has now) first."""
-    if choice.limits is None:
-        return ()
-    begin, token = choice.limits.allowed[index] + choice.limits.token * branches, choice.limits.token
-    return [choice.allowed[index], *(begin + token * kept for kept in accumulate(survival))]
 
 
 def _longest(choice: Choice, candidates: Sequence[Candidate]) -> float:
@@ -315,18 +312,16 @@ def _survival(knowledge: Knowledge, name: str, wish: Wish) -> list[float]:
     most = wish.most_of(name)
     if not knowledge.is_known(name):
         return [UNTRIED**position for position in range(1, 1 + most)]
-    return knowledge.acceptance(name).average_survival(most, knowledge.own(wish.request_id, name))
+    survival = knowledge.acceptance(name).average_survival(most, knowledge.own(wish.request_id, name))
+    speaks = knowledge.speaks(wish.request_id, name)
+    return survival if speaks == 1.0 else [speaks * chance for chance in survival]
 
 
-def catch_up_price(knowledge: Knowledge, name: str, wish: Wish, tokens: float) -> float:
-    """Seconds of catching up that a step which brings this many tokens has to bear.
+def _due(knowledge: Knowledge, wish: Wish, tokens: float) -> float:
+    """The share of the price of catching up that a step which brings this many tokens has to bear, 0 to 1.
 
     A few rows are a part of drafting. Many are an investment, spread over the tokens that may profit: as many as may
     come, but no more than a fixed number and those that have come, since nobody knows where a text ends.
     """
-    behind = wish.computing[name]
-    seconds = behind * knowledge.costs(name).row * knowledge.target.now.seconds(1)
-    if behind <= FEW_ROWS:
-        return seconds
     horizon = min(wish.remaining, knowledge.settings.horizon + knowledge.requests[wish.request_id].num_tokens)
-    return seconds * min(1.0, tokens / max(1.0, horizon))
+    return min(1.0, tokens / max(1.0, horizon))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from outpace.control.branches import selected, sibling_chance
 from outpace.control.branching import Branching, row_price
@@ -59,26 +59,36 @@ class AdaptiveController:
             around.rows, around.prompt_rows, max((wish.most for wish in wishes), default=0)
         )
         prospects: dict[str, Prospect | None] = {}
-        limits = [self._ceiling(wish, table, around, prospects) for wish in wishes]
+        rounds = self._rounds(wishes, around)
+        limits = [self._ceiling(wish, table, around, rounds, prospects) for wish in wishes]
         for name, prospect in prospects.items():
-            self._learning.tally(name).prospect = prospect
+            self._learning.note(name, prospect)
         if not around.prompt_rows:
             for index in self._trying.due(wishes, table[1] - table[0] if len(table) > 1 else 0.0):
                 limits[index] = max(limits[index], 1)
         return limits
 
+    def _rounds(self, wishes: Sequence[Wish], around: Surroundings) -> dict[str, float]:
+        """Seconds of a token of every computing drafter, for one request if it drafts for all; none beside prompts."""
+        names = set() if around.prompt_rows else {name for wish in wishes for name in wish.computing}
+        unit = self.knowledge.target.now.seconds(1) / around.decoding
+        return {name: unit * self.knowledge.costs(name).passes.seconds(around.decoding) for name in names}
+
     def _ceiling(
-        self, wish: Wish, table: Sequence[float], around: Surroundings, prospects: dict[str, Prospect | None]
+        self,
+        wish: Wish,
+        table: Sequence[float],
+        around: Surroundings,
+        rounds: Mapping[str, float],
+        prospects: dict[str, Prospect | None],
     ) -> int:
         """Also notes why a drafter has nothing to hope for; None where it has, be it with one request."""
         knowledge, margin = self.knowledge, self.knowledge.settings.margin
         best = 0
-        for name in wish.computing if not around.prompt_rows else ():
-            costs = knowledge.costs(name)
+        for name in wish.computing if rounds else ():
             chance = self._hope(wish, name) if knowledge.is_known(name) else UNTRIED
-            one = knowledge.target.now.seconds(1) * costs.passes.seconds(around.decoding) / around.decoding
             most = wish.most_of(name)
-            length, prospect = best_length(chance, table, most, around.decoding, margin, one)
+            length, prospect = best_length(chance, table, most, around.decoding, margin, rounds[name])
             prospects[name] = prospects.get(name, prospect) and prospect
             best = max(best, most if length else 0)
         if wish.free is not None and best < wish.most:
@@ -112,7 +122,7 @@ class AdaptiveController:
         if choice.values is not None:
             step.values = {wish.request_id: value for wish, value in zip(wishes, choice.values, strict=True)}
         for name, prospect in choice.prospects.items():
-            self._learning.tally(name).prospect = prospect
+            self._learning.note(name, prospect)
         self._look_at_branches(choice, offers, around)
         if not any(offer is not None and offer.fixed for offer in offers) and self._plain_is_due(choice, around):
             return [Allotment()] * len(wishes)
@@ -177,6 +187,7 @@ class AdaptiveController:
                 if not known:
                     step.whole.add(wish.request_id)
             step.drafting += share.drafting
+            step.delay += share.delay
         step.num_drafted = choice.num_drafted
         return allotments
 
@@ -230,7 +241,7 @@ class AdaptiveController:
         """Begins anew with a drafter. What was counted of the old one stays in the reports."""
         self.knowledge.forget(drafter, relative_cost)
         self._trying.forget(drafter)
-        self._learning.tally(drafter).prospect = None
+        self._learning.note(drafter, None)
 
     def report(self) -> ControlReport:
         """Counts since the start."""

@@ -41,6 +41,10 @@ class Limits:
         """The same where so much goes by in any case."""
         return Limits([allowed + seconds for allowed in self.allowed], self.token, self.others + seconds)
 
+    def bear(self, survivals: Sequence[Sequence[float]], counts: Sequence[int], seconds: float) -> bool:
+        """Whether everybody can bear a step of so many seconds, with so many tokens of these chances."""
+        return seconds <= min([self.others, *self.with_drafts(survivals, counts)])
+
     def with_drafts(self, survivals: Sequence[Sequence[float]], counts: Sequence[int]) -> list[float]:
         """`allowed`, with so many tokens of these chances."""
         return [
@@ -61,21 +65,34 @@ def limits(requests: Requests, ids: Sequence[int], decoding: int, plain: float, 
     """
     if decoding < 2 or not floor:
         return None
+    share, credit = 1.0 / floor, _CREDIT * plain
     others = math.inf
     if len(ids) < decoding:  # who they are is not said: those of the last step, or one that has no account yet
         rest = requests.running.difference(ids)
-        states = [requests[other] for other in rest] or [RequestState()]
-        others = min(_allowed(state, plain, floor) for state in states)
-    return Limits([_allowed(requests[each], plain, floor) for each in ids], plain / floor, others)
+        others = min(_allowed([requests[other] for other in rest] or [RequestState()], plain, share, credit))
+    return Limits(_allowed([requests[each] for each in ids], plain, share, credit), plain * share, others)
 
 
-def _allowed(state: RequestState, plain: float, floor: float) -> float:
-    """Seconds of the next step that a request can bear which gets one token in it."""
-    credit = max(0.0, _CREDIT * plain - state.plain_seconds) * (1.0 / floor - 1.0)
-    return (state.plain_seconds + plain) / floor - state.seconds + credit
+def _allowed(states: Sequence[RequestState], plain: float, share: float, credit: float) -> list[float]:
+    """Seconds of the next step that requests can bear which get one token each in it.
+
+    Args:
+        states: of the requests.
+        plain: seconds of the step without drafts.
+        share: seconds that may pass for every second of plain steps.
+        credit: seconds of plain steps of which a new request may lose its share at once.
+    """
+    extra = share - 1.0
+    return [
+        share * (state.plain_seconds + plain)
+        - state.seconds
+        + (extra * (credit - state.plain_seconds) if state.plain_seconds < credit else 0.0)
+        for state in states
+    ]
 
 
-def enter(state: RequestState, tokens: float, plain: float, seconds: float) -> None:
-    """A step was to bring a request so many tokens; plain ones would have taken `plain` seconds each."""
-    state.plain_seconds = _FADE * state.plain_seconds + tokens * plain
-    state.seconds = _FADE * state.seconds + seconds
+def enter(states: Sequence[RequestState], tokens: Sequence[float], plain: float, seconds: Sequence[float]) -> None:
+    """A step, by request: the tokens it was to bring, for each of which plain ones take so long, and what it took."""
+    for state, expected, took in zip(states, tokens, seconds, strict=True):
+        state.plain_seconds = _FADE * state.plain_seconds + plain * expected
+        state.seconds = _FADE * state.seconds + took

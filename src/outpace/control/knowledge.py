@@ -12,6 +12,7 @@ from outpace.control.floor import Limits, limits
 from outpace.control.probing import Pace
 from outpace.control.requests import Requests
 from outpace.control.row_costs import NATIVE_SHAPE
+from outpace.control.silence import Silence
 from outpace.control.widths import BranchGain
 from outpace.decisions import Offer
 
@@ -61,6 +62,7 @@ class Knowledge:
         self.acceptances: dict[str, DrafterAcceptance] = {}
         self.branches: dict[str, BranchGain] = {}
         self._branch_paces: dict[str, Pace] = {}
+        self._silences: dict[str, Silence] = {}
         self.requests = Requests()
 
     def forget(self, drafter: str, relative_cost: float | None) -> None:
@@ -73,6 +75,7 @@ class Knowledge:
         self.acceptances.pop(drafter, None)
         self.branches.pop(drafter, None)
         self._branch_paces.pop(drafter, None)
+        self._silences.pop(drafter, None)
         self.requests.forget(drafter)
 
     def costs(self, drafter: str) -> DraftCosts:
@@ -121,6 +124,28 @@ class Knowledge:
         if found is not None:
             return found
         return self.requests[request_id].correction(drafter, self.acceptance(drafter).correction)
+
+    def asked(self, request_id: int, drafter: str, found: bool) -> None:
+        """A computing drafter that was up to date found something, or nothing."""
+        shared = self._silences.get(drafter)
+        if shared is None:
+            if found:
+                return
+            shared = self._silences[drafter] = Silence(self.acceptance(drafter).num_drafts)
+        shared.add(found)
+        own = self.requests[request_id].silences
+        if not found and drafter not in own:
+            own[drafter] = Silence()
+        if drafter in own:
+            own[drafter].add(found)
+
+    def speaks(self, request_id: int, drafter: str) -> float:
+        """The chance that a computing drafter which is asked finds anything."""
+        shared = self._silences.get(drafter)
+        if shared is None:
+            return 1.0
+        own, guess = self.requests[request_id].silences.get(drafter), shared.share()
+        return 1.0 - (guess if own is None else own.share(guess))
 
     def longest(self, drafter: str) -> int:
         """Most tokens a draft while the drafter is new: hopes are high then, and one token tells as much as five."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outpace.control.acceptance import Outcome
 from outpace.control.branches import learn
 from outpace.control.floor import enter
 from outpace.control.knowledge import Knowledge
 from outpace.control.probing import ProbingBudget
-from outpace.control.report import Tally
+from outpace.control.report import Prospect, Tally
+from outpace.control.requests import RequestState
 from outpace.control.step import StepPlan
 from outpace.control.trying import Trying
 from outpace.decisions import ControlReport, DrafterReport, StepFacts
@@ -50,6 +53,11 @@ class Learning:
             found = self._tallies[drafter] = Tally()
         return found
 
+    def note(self, drafter: str, prospect: Prospect | None) -> None:
+        """Why nothing is drafted; None if something is, or may be."""
+        tally = self.tally(drafter)
+        tally.prospect, tally.noted = prospect, self._trying.now
+
     def observe(self, facts: StepFacts, step: StepPlan) -> None:
         """A step is over."""
         target = self._knowledge.target
@@ -72,26 +80,33 @@ class Learning:
         self._seconds += facts.seconds + calls
         decoding = len(facts.decoding)
         self._budget.earn(facts.seconds + calls, target.now.seconds(decoding))
-        for request_id in facts.decoding:
-            state = self._knowledge.requests[request_id]
+        states = [self._knowledge.requests[request_id] for request_id in facts.decoding]
+        for state in states:
             state.num_tokens += 1
             state.num_steps += 1
         if facts.drafts or facts.calls:
             accepted = self._learn_drafts(facts, step)
+            self._learn_silence(facts, step)
             self._account(facts, step, accepted, calls)
         elif step.probes:
             self._empty_probes(facts, step)
-        self._keep_accounts(facts, step, min(calls, _WORST_CALL * step.drafting))
+        self._keep_accounts(facts, step, calls, states)
 
-    def _keep_accounts(self, facts: StepFacts, step: StepPlan, drafting: float) -> None:
-        """What the step was to bring and to take, by request: neither luck nor a stall is a draft's fault."""
-        now, requests = self._knowledge.target.now, self._knowledge.requests
-        requests.running = set(facts.decoding)
+    def _keep_accounts(self, facts: StepFacts, step: StepPlan, calls: float, states: Sequence[RequestState]) -> None:
+        """What the step was to bring and to take, by request: neither luck nor a stall is a draft's fault.
+
+        What a drafter catches up with is an investment of those it drafts for; the others only wait for it.
+        """
+        now = self._knowledge.target.now
+        self._knowledge.requests.running = set(facts.decoding)
         plain = now.seconds(len(facts.decoding))
         tokens = sum(seen.offer.num_tokens for seen in facts.drafts)
-        seconds = plain + now.seconds(facts.rows) - now.seconds(facts.rows - tokens) + drafting
-        for request_id in facts.decoding:
-            enter(requests[request_id], 1.0 + step.expected.get(request_id, 0.0), plain, seconds)
+        verifying = plain + now.seconds(facts.rows) - now.seconds(facts.rows - tokens)
+        own = verifying + min(max(0.0, calls - step.delay), _WORST_CALL * step.drafting)
+        others = verifying + min(calls, _WORST_CALL * (step.drafting + step.delay))
+        expected, asked = step.expected, step.asked
+        brought = [1.0 + expected.get(request_id, 0.0) for request_id in facts.decoding]
+        enter(states, brought, plain, [own if request_id in asked else others for request_id in facts.decoding])
 
     def _compare(self, facts: StepFacts, step: StepPlan) -> None:
         """Notes what was predicted, before it is known better."""
@@ -129,13 +144,20 @@ class Learning:
                 self._trying.tried(request_id, name, accepted > 0)
             else:
                 self._trying.drafted(request_id, name)
-                tally.prospect = None
+                self.note(name, None)
             total += accepted
         for name, several in outcomes.items():
             knowledge.acceptance(name).observe(several)
         if step.probes:
             self._empty_probes(facts, step)
         return total
+
+    def _learn_silence(self, facts: StepFacts, step: StepPlan) -> None:
+        """Who was asked and found nothing, where it was not because there was too much to catch up with."""
+        ready = {call.drafter for call in facts.calls if call.catch_up_rows >= step.behind.get(call.drafter, 0)}
+        for request_id, allotment in step.asked.items():
+            if allotment.drafter is not None and allotment.drafter in ready:
+                self._knowledge.asked(request_id, allotment.drafter, request_id in step.expected)
 
     def _empty_probes(self, facts: StepFacts, step: StepPlan) -> None:
         """Of drafters that had nothing, or are still catching up."""
@@ -171,7 +193,9 @@ class Learning:
             tally.used_plain_seconds += plain
 
     def report(self) -> ControlReport:
-        drafters: dict[str, DrafterReport] = {name: tally.report(name) for name, tally in self._tallies.items()}
+        drafters: dict[str, DrafterReport] = {
+            name: tally.report(name, self._trying.now) for name, tally in self._tallies.items()
+        }
         return ControlReport(
             drafters,
             self._steps,

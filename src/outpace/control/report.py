@@ -8,6 +8,9 @@ from outpace.decisions import DrafterReport
 
 __all__ = ["Prospect", "Tally"]
 
+_LATELY = 32
+"""Steps after which what a drafter promised is no reason any more: nobody could have asked it since."""
+
 
 @dataclass(slots=True)
 class Prospect:
@@ -56,8 +59,11 @@ class Tally:
     used_plain_seconds: float = 0.0
     used_expected_seconds: float = 0.0
     prospect: Prospect | None = field(default=None)
+    noted: int = 0
 
-    def report(self, drafter: str) -> DrafterReport:
+    def report(self, drafter: str, now: int = 0) -> DrafterReport:
+        """Of a drafter, in step `now`; `noted` is the step in which its prospect was."""
+        off = self.prospect if now <= self.noted + _LATELY else None
         return DrafterReport(
             drafter=drafter,
             drafts=self.drafts,
@@ -68,7 +74,7 @@ class Tally:
             verifying_seconds=self.verifying,
             expected_gain=self._gain(self.used_expected, self.used_expected_seconds),
             gain=self._gain(self.used_tokens, self.used_seconds),
-            off=None if self.prospect is None else self.prospect.sentence(drafter),
+            off=None if off is None else off.sentence(drafter),
         )
 
     def _gain(self, tokens: float, seconds: float) -> float | None:

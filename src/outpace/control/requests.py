@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outpace.control.acceptance import Correction
 from outpace.control.probing import Pace
+from outpace.control.silence import Silence
 from outpace.control.widths import BranchGain
 
 __all__ = ["RequestState", "Requests"]
@@ -26,6 +27,7 @@ class RequestState:
         corrections: by drafter.
         paces: by drafter, when it is tried next if it does not seem to pay.
         branches: by drafter, what they bring.
+        silences: by drafter that once found nothing when it was asked.
     """
 
     num_tokens: int = 0
@@ -35,6 +37,7 @@ class RequestState:
     corrections: dict[str, Correction] = field(default_factory=dict)
     paces: dict[str, Pace] = field(default_factory=dict)
     branches: dict[str, BranchGain] = field(default_factory=dict)
+    silences: dict[str, Silence] = field(default_factory=dict)
 
     def correction(self, drafter: str, make: Callable[[], Correction]) -> Correction:
         found = self.corrections.get(drafter)
@@ -91,6 +94,7 @@ class Requests:
             state.corrections.pop(drafter, None)
             state.paces.pop(drafter, None)
             state.branches.pop(drafter, None)
+            state.silences.pop(drafter, None)
 
     def release(self, request_id: int) -> None:
         self._states.pop(request_id, None)

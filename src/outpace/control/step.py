@@ -19,9 +19,11 @@ class StepPlan:
 
     Attributes:
         asked: by request, the allotment of a computing drafter.
+        behind: by drafter that is asked, rows that it has to compute before.
         probes: requests whose drafts are probes.
         whole: requests whose drafts are verified whatever they promise, since they are made to learn from.
         drafting: seconds that calls are expected to take.
+        delay: seconds of catching up that are not in these, since later steps bear them: an investment.
         num_drafted: draft tokens that are expected to be verified.
         expected: by request, the draft tokens that are expected to be kept.
         calls: by drafter, seconds that a pass of it takes for one request.
@@ -29,13 +31,26 @@ class StepPlan:
         total: seconds expected of the step, drafting included; None of one that was not planned, since it is plain.
     """
 
-    __slots__ = ("asked", "calls", "drafting", "expected", "num_drafted", "probes", "total", "values", "whole")
+    __slots__ = (
+        "asked",
+        "behind",
+        "calls",
+        "delay",
+        "drafting",
+        "expected",
+        "num_drafted",
+        "probes",
+        "total",
+        "values",
+        "whole",
+    )
 
     def __init__(self) -> None:
         self.asked: dict[int, Allotment] = {}
+        self.behind: dict[str, int] = {}
         self.probes: set[int] = set()
         self.whole: set[int] = set()
-        self.drafting = 0.0
+        self.drafting = self.delay = 0.0
         self.num_drafted = 0
         self.total: float | None = None
         self.values: dict[int, float] | None = None
@@ -51,8 +66,10 @@ class StepPlan:
         """Notes who was asked, what the drafts at hand promise, and how long all of it takes."""
         self.total = choice.seconds[min(self.num_drafted, len(choice.seconds) - 1)] + self.drafting
         for wish, survival, allotment in zip(wishes, choice.survivals, allotments, strict=True):
-            if allotment.drafter is not None:
+            name = allotment.drafter
+            if name is not None:
                 self.asked[wish.request_id] = allotment
+                self.behind[name] = self.behind.get(name, 0) + wish.computing[name]
             elif allotment.keep:
                 self.expected[wish.request_id] = sum(survival[: size(allotment.keep)])
 

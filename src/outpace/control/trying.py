@@ -144,8 +144,12 @@ class Trying:
         left = [member for member in share.members if member != index]
         passes = self._knowledge.costs(taken.drafter).passes
         rest = passes.seconds(len(left)) / passes.seconds(len(share.members)) if left else 0.0
+        waits = len(left) / len(share.members)
         step.drafting -= (1.0 - rest) * share.drafting
-        choice.shares[taken.drafter] = replace(share, members=left, drafting=rest * share.drafting)
+        step.delay -= (1.0 - waits) * share.delay
+        choice.shares[taken.drafter] = replace(
+            share, members=left, drafting=rest * share.drafting, delay=waits * share.delay
+        )
         if not left:
             del step.calls[taken.drafter]
 
