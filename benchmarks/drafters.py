@@ -104,7 +104,7 @@ def answer(
                 engines[name].engine.clear_prefixes()
                 (outputs[enabled],) = engines[name].chat(prompt["messages"], params, SpeculationParams(enabled=enabled))
             rows[name].append(Row(prompt["task"], outputs[False], outputs[True]))
-        said = ", ".join(f"{name} {rows[name][-1].speedup or 0:.2f}" for name in names)
+        said = ", ".join(f"{name} {rows[name][-1].speedup or 0:.2f}x" for name in names)
         print(f"{index + 1} of {len(asked)}, {prompt['id']}: {said}", flush=True)
     return rows
 

@@ -46,7 +46,10 @@ def test_everything_found_is_shown(outpace) -> None:
     ):
         assert line in result.out.splitlines()
     rows = [line.split() for line in result.out.splitlines() if line.startswith("int8")]
-    assert rows == [["int8", "10.0", "ms", "50", "%", "2.00"], ["int8", "1.00x", "1.50x", "2.00x", "25", "%"]]
+    assert rows == [
+        ["int8", "100", "MB", "10.0", "ms", "50", "%", "2.00"],
+        ["int8", "1.00x", "1.50x", "2.00x", "25", "%"],
+    ]
     assert "measuring steps, int8 ..." in result.err
 
 

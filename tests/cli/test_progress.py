@@ -28,6 +28,21 @@ def test_a_stage_is_two_lines_without_a_terminal(capsys: pytest.CaptureFixture[s
     )
 
 
+def test_what_takes_minutes_says_now_and_then_how_far_it_is_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seconds = iter([0.0, 10.0, 31.0, 40.0, 62.0, 95.0, 95.0])
+    with Progress(interval=30, clock=lambda: next(seconds)) as progress:
+        for done in (0, 20, 60, 80, 139, 200, 200):
+            progress.report("answering prompts", done, 200)
+    assert capsys.readouterr().err.splitlines() == [
+        "answering prompts ...",
+        "answering prompts: 30 %",
+        "answering prompts: 69 %",
+        "answering prompts: done in 95.0 s",
+    ]
+
+
 def test_a_terminal_gets_a_bar_and_whole_notes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

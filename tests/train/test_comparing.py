@@ -41,7 +41,7 @@ def test_numbers() -> None:
     assert found.doubt == pytest.approx(math.sqrt(2 / 3) / 2)
     assert "the same 4 held-out texts (together +1.000 +- 0.408)" in found.describe()
     assert "2.250 at temperature 0 and 2.250 at 1; the head it began as had 1.750 and 1.750" in found.describe()
-    assert "3 held-out texts (too few to tell)" in compare(judged(2, 3, 4), judged(3, 4, 5)).describe()
+    assert "3 held-out texts (too few to tell, 4 are needed: " in compare(judged(2, 3, 4), judged(3, 4, 5)).describe()
 
 
 def test_longer_texts_count_for_more() -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 from outpace.cli.backend import Backend
 from outpace.cli.options import engine_config
 from outpace.cli.progress import Progress
-from outpace.cli.report import counted, gigabytes, percent
+from outpace.cli.report import counted, gigabytes, megabytes, percent
 from outpace.doctor.report import DRAFT_TOKENS, TOKENS_A_STEP, BitCheck, Costs, Examination
 from outpace.errors import InvalidParameter
 
@@ -52,8 +52,9 @@ def _show(found: Examination, console: Console) -> None:
     if measured:
         _print(
             console,
-            f"\nWhat a step costs with {counted(found.threads, 'thread')}: one row, the share of memory's speed at "
-            "which it reads the weights, and more rows in steps of one row:\n",
+            f"\nWhat a step costs with {counted(found.threads, 'thread')}: the weights it reads, one row, the share of "
+            "memory's speed at which it reads them, and more rows in steps of one row (samples differ in size: compare "
+            "times by the weights):\n",
         )
         console.print(_costs_table(measured))
         _print(console, f"\nSpeed-up of {DRAFT_TOKENS} draft tokens that cost nothing, by tokens a step brings:\n")
@@ -115,10 +116,11 @@ def _on_threads(check: BitCheck) -> str:
 
 def _costs_table(measured: list[Costs]) -> Table:
     rows = sorted(measured[0].seconds)
-    table = _table("1 row", "memory\nspeed", *(f"{count}\nrows" for count in rows[1:]))
+    table = _table("weights", "1 row", "memory\nspeed", *(f"{count}\nrows" for count in rows[1:]))
     for costs in measured:
         relative = (f"{costs.relative(count):.2f}" for count in rows[1:])
-        table.add_row(costs.name, f"{1e3 * costs.seconds[1]:.1f} ms", percent(costs.bandwidth_share(1)), *relative)
+        once = (megabytes(costs.bytes_read), f"{1e3 * costs.seconds[1]:.1f} ms", percent(costs.bandwidth_share(1)))
+        table.add_row(costs.name, *once, *relative)
     return table
 
 

@@ -17,12 +17,19 @@ __all__ = ["Progress", "PromptProgress"]
 
 
 class Progress:
-    """How far something is; a context manager. `report` and `say` fit the `progress` and `notify` of `LLM`."""
+    """How far something is; a context manager. `report` and `say` fit the `progress` and `notify` of `LLM`.
 
-    def __init__(self) -> None:
+    Args:
+        interval: seconds between two lines about the same thing where there is no terminal.
+        clock: time in seconds.
+    """
+
+    def __init__(self, *, interval: float = 30.0, clock: Callable[[], float] = time.perf_counter) -> None:
         self._bars = _bars()
+        self._interval, self._clock = interval, clock
         self._tasks: dict[str, TaskID] = {}
         self._begun: dict[str, float] = {}
+        self._last_line: dict[str, float] = {}
         self._ended: set[str] = set()
 
     def __enter__(self) -> Progress:
@@ -46,7 +53,7 @@ class Progress:
                 self._tasks[what] = self._bars.add_task(what, total=total)
             self._bars.update(self._tasks[what], completed=done, total=total)
         else:
-            self._report_line(what, finished=done >= total)
+            self._report_line(what, done, total)
 
     def say(self, text: str) -> None:
         """A note that leaves the bars in place."""
@@ -55,13 +62,19 @@ class Progress:
         else:
             say(text)
 
-    def _report_line(self, what: str, *, finished: bool) -> None:
+    def _report_line(self, what: str, done: int, total: int) -> None:
+        now = self._clock()
         if what not in self._begun:
-            self._begun[what] = time.perf_counter()
+            self._begun[what] = self._last_line[what] = now
             say(f"{what} ...")
-        if finished and what not in self._ended:
+        if what in self._ended:
+            return
+        if done >= total:
             self._ended.add(what)
-            say(f"{what}: done in {time.perf_counter() - self._begun[what]:.1f} s")
+            say(f"{what}: done in {now - self._begun[what]:.1f} s")
+        elif now - self._last_line[what] >= self._interval:
+            self._last_line[what] = now
+            say(f"{what}: {100 * done // total} %")
 
 
 class PromptProgress:

@@ -96,7 +96,8 @@ def choose_computed(
     if found is None:
         return None, None
     top = _share_of(candidates, step_seconds, drafting, found)
-    if _bear(candidates, found[1], top, longest):
+    bounded = longest < math.inf or min([candidate.allowed for candidate in candidates]) < math.inf
+    if not bounded or _bear(candidates, found[1], top, longest):
         return top, None
     least = step_seconds[max(0, 1 + num_drafted - sum([candidate.instead[0] for candidate in candidates]))]
     if not _could_bear(candidates, least + round_seconds[0] + drafting, longest):

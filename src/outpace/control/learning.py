@@ -117,8 +117,9 @@ class Learning:
         now = self._knowledge.target.now
         self._knowledge.requests.running = set(facts.decoding)
         plain = now.seconds(len(facts.decoding))
-        tokens = sum(seen.offer.num_tokens for seen in facts.drafts)
-        verifying = plain + now.seconds(facts.rows) - now.seconds(facts.rows - tokens)
+        rows = facts.rows
+        bare = facts.prefill_rows + len(facts.decoding)
+        verifying = plain if rows == bare else plain + now.seconds(rows) - now.seconds(bare)
         own = verifying + min(max(0.0, calls - step.delay), _WORST_CALL * step.drafting)
         others = verifying + min(calls, _WORST_CALL * (step.drafting + step.delay))
         expected, asked = step.expected, step.asked

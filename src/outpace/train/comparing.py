@@ -72,7 +72,12 @@ class Comparison:
     def describe(self) -> str:
         """Both, for people."""
         old, new = self.old, self.new
-        sure = "too few to tell" if math.isinf(self.doubt) else f"together {self.gain:+.3f} +- {self.doubt:.3f}"
+        enough = f"{_FEWEST_TEXTS} are needed: train with more answers, or a larger --validation"
+        if not self.texts:
+            return f"no text was held out to judge by, {enough}"
+        sure = f"together {self.gain:+.3f} +- {self.doubt:.3f}"
+        if math.isinf(self.doubt):
+            sure = f"too few to tell, {enough}"
         return (
             f"mean acceptance length {new.greedy_length:.3f} at temperature 0 and {new.sampled_length:.3f} at 1; the "
             f"head it began as had {old.greedy_length:.3f} and {old.sampled_length:.3f}, on the same {self.texts} "

@@ -273,7 +273,10 @@ def _make_kind(
         if ids is None:
             ids = draft_vocabulary(data.train, wanted.draft_vocab, material.vocab_size, material.files.eos_ids)
         train, valid = (covered(windows, ids) for windows in (data.train, data.valid))
-        notify(f"its {len(ids):,} tokens are {train:.1%} of what is to be learnt, {valid:.1%} of what is held out")
+        notify(
+            f"the {len(ids):,} tokens that the head can draft are {train:.1%} of what is to be learnt, "
+            f"{valid:.1%} of what is held out"
+        )
         return Eagle3(material, ids, wanted)
     if plan.kind == "draft":
         return Draft(material, DraftOptions(**options))

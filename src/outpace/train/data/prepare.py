@@ -101,11 +101,14 @@ def _estimate(conversations: int, plan: DataPlan) -> str:
     settings = plan.settings
     answers = conversations * settings.max_tokens
     text = settings.max_text_tokens if plan.text else 0
-    size = format_bytes(BYTES_PER_TOKEN * (2 * answers + text))
-    return (
-        f"data: {conversations} prompts with at most {answers:,} tokens of answers, at most {text:,} tokens of text; "
-        f"up to about {size} on disk"
+    recorded = settings.max_record_tokens if plan.records else 0
+    size = format_bytes(BYTES_PER_TOKEN * (2 * answers + recorded + text))
+    parts = (
+        (plan.prompts, f"{conversations} prompts with at most {answers:,} tokens of answers"),
+        (plan.records, f"at most {recorded:,} tokens of recorded answers and their prompts"),
+        (plan.text, f"at most {text:,} tokens of text"),
     )
+    return f"data: {', '.join(words for asked, words in parts if asked)}; up to about {size} on disk"
 
 
 def _answered(
@@ -159,6 +162,7 @@ def _recorded(plan: DataPlan, tools: Tools) -> Iterator[Document]:
         tokens, long = tokens + size, long + (size > window)
         tools.progress("reading answers", min(tokens, most), most)
         said.append((array("i", prompt), array("i", answer)))
+    tools.progress("reading answers", most, most)
     talks = talks_of([prompt for prompt, _ in said])
     yield from (Document.answer(*each, window, talk) for each, talk in zip(said, talks, strict=True))
     if long:
