@@ -5,16 +5,21 @@
 Both heads have the tensors of EAGLE-3 and begin alike. The serial one reads, at step j, the token drafted before and
 what it put out itself. The parallel one cannot know either: it reads one learnt embedding and one learnt feature in
 their place, and so drafts all tokens in a single pass. Both are trained on DATA (a folder of `outpace train data`) with
-the same batches and as many steps, and measured on the same held-out answers. Then passes are timed: a pass of the
-target over k + 1 rows, k passes of a head over one row, one pass of it over k. Tokens a second follow from both.
+the same batches and as many steps, and measured on the same held-out answers. Then passes are timed, for every draft
+length up to k: a pass of the target over length + 1 rows, so many passes of a head over one row, one pass of it over so
+many. Tokens a second follow from both, for each head at its own best length. Heads that are in FOLDER already, after as
+many steps, are not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +34,6 @@ from outpace.models.decoder import Decoder
 from outpace.models.eagle3 import Eagle3Head as ServedHead
 from outpace.models.native.library import prepare
 from outpace.source import Source
-from outpace.train.acceptance import Acceptance
 from outpace.train.data.shards import read_data
 from outpace.train.identity import Identity
 from outpace.train.kinds.base import Material
@@ -81,24 +85,37 @@ class Parallel(Eagle3):
         return self.served(folder)
 
 
-def trained(kind: Eagle3, sources: Sources, args: argparse.Namespace, name: str, identity: Identity) -> Acceptance:
-    """Acceptance of the best state."""
+HEADS: dict[str, type[Eagle3]] = {"serial": Eagle3, "parallel": Parallel}
+
+
+def trained(kind: Eagle3, sources: Sources, args: argparse.Namespace, name: str, identity: Identity) -> list[float]:
+    """Chance that a token is kept if those before it are, by position, at the end of training."""
     settings = TrainSettings(
         steps=args.steps, batch_windows=2, lr=args.lr, warmup=min(60, args.steps // 5), chain=args.k,
         eval_every=max(1, args.steps // 4), eval_windows=args.eval_windows, seed=0,
     )  # fmt: skip
     folder = args.out / name
     folder.mkdir(parents=True, exist_ok=True)
-    outcome = Trainer(
-        kind, sources, settings, folder, identity, lambda text: print(f"{name}: {text}", flush=True)
-    ).run()
-    (found,) = outcome.best.values()
-    return found
+    if kept_after(folder, args.steps) is None:
+        Trainer(kind, sources, settings, folder, identity, lambda text: print(f"{name}: {text}", flush=True)).run()
+    kept = kept_after(folder, args.steps)
+    assert kept is not None
+    return kept
 
 
-def timed(passes: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def kept_after(folder: Path, steps: int) -> list[float] | None:
+    """What a run measured in the end; None if it has not come so far, or never began."""
+    log = folder / "log.jsonl"
+    for line in map(json.loads, log.read_text().splitlines() if log.is_file() else ()):
+        if "valid" in line and line["step"] == steps:
+            (found,) = line["valid"].values()
+            return [float(value) for value in found["greedy"]]
+    return None
+
+
+def timed(passes: dict[tuple[str, int], Callable[[], object]], repeats: int) -> dict[tuple[str, int], float]:
     """Milliseconds of each, in turns, medians."""
-    times: dict[str, list[float]] = {name: [] for name in passes}
+    times: dict[tuple[str, int], list[float]] = {name: [] for name in passes}
     for _ in range(repeats):
         for name, run in passes.items():
             begun = time.perf_counter()
@@ -107,8 +124,8 @@ def timed(passes: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
     return {name: median(found) for name, found in times.items()}
 
 
-def cost(model: Decoder, folder: Path, source: Source, k: int, repeats: int) -> dict[str, float]:
-    """Milliseconds of the passes that a step is made of."""
+def cost(model: Decoder, folder: Path, source: Source, k: int, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of the passes that a step is made of, by draft length; of `target` from 0 on."""
     files = open_eagle3(folder, model.config)
     head = ServedHead(model, files.config, files.weights, token_ids=files.token_ids,
                       target_weights=source.files.checkpoint, precision=source.precision)  # fmt: skip
@@ -129,13 +146,23 @@ def cost(model: Decoder, folder: Path, source: Source, k: int, repeats: int) -> 
 
     target(0, CONTEXT)
     draft(0, CONTEXT)
-    passes = {
-        "plain": lambda: target(CONTEXT, 1),
-        "verify": lambda: target(CONTEXT, k + 1),
-        "serial": lambda: [draft(CONTEXT + step, 1) for step in range(k)],
-        "parallel": lambda: draft(CONTEXT, k),
-    }
-    return timed(passes, repeats)
+    passes: dict[tuple[str, int], Callable[[], object]] = {}
+    for length in range(k + 1):
+        passes["target", length] = partial(target, CONTEXT, length + 1)
+        if length:
+            passes["serial", length] = lambda most=length: [draft(CONTEXT + step, 1) for step in range(most)]
+            passes["parallel", length] = partial(draft, CONTEXT, length)
+    found = timed(passes, repeats)
+    return {name: [value for key, value in found.items() if key[0] == name] for name in ("target", *HEADS)}
+
+
+def gains(kept: Sequence[float], target: Sequence[float], drafting: Sequence[float]) -> list[tuple[float, float]]:
+    """(tokens a step, speed over plain decoding) by draft length, from 1 on."""
+    lengths = accumulate(accumulate(kept, operator.mul), initial=1.0)
+    return [
+        (tokens, tokens * target[0] / (verifying + seconds))
+        for tokens, verifying, seconds in zip(islice(lengths, 1, None), target[1:], drafting, strict=True)
+    ]
 
 
 def main() -> None:
@@ -167,7 +194,7 @@ def main() -> None:
     assert isinstance(model, Decoder)
     ids = draft_vocabulary(data.train, args.draft_vocab, vocab_size, source.files.eos_ids)
     found = {}
-    for name, make in (("serial", Eagle3), ("parallel", Parallel)):
+    for name, make in HEADS.items():
         torch.manual_seed(0)
         kind = make(material, ids, Eagle3Options(unroll=args.k))
         target = Target(model, kind.aux_layers)
@@ -176,14 +203,16 @@ def main() -> None:
             store.make(windows, lambda *_: None)
         found[name] = trained(kind, Sources(target, data, states[0], states[1]), args, name, identity)
     times = cost(model, args.out / "serial" / DRAFTER, source, args.k, args.repeats)
-    milliseconds = f"a plain step {times['plain']:.2f} ms, one over {args.k + 1} rows {times['verify']:.2f} ms"
-    print(f"\n{describe_machine()}; {args.steps} steps; {milliseconds}")
-    print(f"\n| head | tokens a step | kept, by position | drafting {args.k}, ms | over plain |\n|---|---|---|---|---|")
-    for name, acceptance in found.items():
-        gain = acceptance.greedy_length * times["plain"] / (times["verify"] + times[name])
-        kept = ", ".join(f"{value:.2f}" for value in acceptance.greedy)
-        print(f"| {name} | {acceptance.greedy_length:.2f} | {kept} | {times[name]:.2f} | {gain:.2f}x |")
-    (args.out / "found.json").write_text(json.dumps({"machine": describe_machine(), "ms": times}) + "\n")
+    print(f"\n{describe_machine()}; {args.steps} steps; a plain step takes {times['target'][0]:.2f} ms")
+    print("\n| head | draft tokens | kept, the last one | tokens a step | drafting, ms | verifying, ms | over plain |")
+    print("|---|---|---|---|---|---|---|")
+    for name, kept in found.items():
+        for length, (tokens, gain) in enumerate(gains(kept, times["target"], times[name]), 1):
+            drafting, verifying = times[name][length - 1], times["target"][length]
+            cells = f"{kept[length - 1]:.2f} | {tokens:.2f} | {drafting:.2f} | {verifying:.2f} | {gain:.2f}x"
+            print(f"| {name} | {length} | {cells} |")
+    said = {"machine": describe_machine(), "steps": args.steps, "kept": found, "ms": times}
+    (args.out / "found.json").write_text(json.dumps(said) + "\n")
 
 
 if __name__ == "__main__":

@@ -60,11 +60,27 @@ def test_the_table(
     threads = torch.get_num_threads()
     parallel.main()
     torch.set_num_threads(threads)
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.split("|") for line in lines if line.startswith(("| serial", "| parallel"))]
-    assert [row[1].strip() for row in rows] == ["serial", "parallel"]
+    rows = table(capsys.readouterr().out)
+    assert [row[:2] for row in rows] == [
+        [name, str(length)] for name in ("serial", "parallel") for length in (1, 2, 3, 4)
+    ]
     for row in rows:
-        assert 1 <= float(row[2]) <= 5
-        assert len(row[3].split(",")) == 4
-        assert float(row[4]) > 0
-        assert row[5].strip().endswith("x")
+        assert 1 <= float(row[3]) <= 1 + int(row[1])
+        assert float(row[4]) > 0 < float(row[5])
+        assert row[6].endswith("x")
+    parallel.main()
+    torch.set_num_threads(threads)
+    again = capsys.readouterr().out
+    assert "step 1/2" not in again, "heads that are there are not trained again"
+    assert [row[:4] for row in table(again)] == [row[:4] for row in rows]
+
+
+def table(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith(("| serial", "| parallel"))]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def test_gains_by_hand(parallel: ModuleType) -> None:
+    """A half is kept, then a fifth: 1.5 and 1.6 tokens; a plain step of 10 ms against 12 + 3 and 14 + 6."""
+    found = parallel.gains([0.5, 0.2], [10.0, 12.0, 14.0], [3.0, 6.0])
+    assert found == [pytest.approx((1.5, 1.0)), pytest.approx((1.6, 0.8))]
