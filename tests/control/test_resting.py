@@ -19,7 +19,7 @@ def test_rests_grow_longer_while_nothing_is_gained() -> None:
     resting = Resting()
     found = []
     for _ in range(14):
-        resting.observe(16, 0.0, 1e-3)
+        resting.observe(16, 0.0, 1e-3, 0.01)
         found.append(rests(resting, 16))
     assert found == [0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 8, 8, 8, 8]
 
@@ -27,21 +27,31 @@ def test_rests_grow_longer_while_nothing_is_gained() -> None:
 def test_one_good_try_ends_the_rest() -> None:
     resting = Resting()
     for _ in range(12):
-        resting.observe(16, 0.0, 1e-3)
+        resting.observe(16, 0.0, 1e-3, 0.01)
         rests(resting, 16)
-    resting.observe(16, 1.5e-3, 1e-3)  # a gain, but on average still none
+    resting.observe(16, 1.5e-3, 1e-3, 0.01)  # a gain, but on average still none
     assert rests(resting, 16) == 1
-    resting.observe(16, 20e-3, 1e-3)
+    resting.observe(16, 20e-3, 1e-3, 0.01)
     assert rests(resting, 16) == 0
-    resting.observe(16, 0.0, 1e-3)
+    resting.observe(16, 0.0, 1e-3, 0.01)
     assert rests(resting, 16) == 0
+
+
+def test_nobody_rests_for_less_than_a_percent() -> None:
+    """Of a plain step of 10 ms, 0.09 ms are nothing, and 0.25 ms are with two rests between."""
+    for price, longest in ((0.09e-3, 0), (0.25e-3, 2), (0.45e-3, 4), (5e-3, 8)):
+        resting, found = Resting(), []
+        for _ in range(16):
+            resting.observe(1, 0.0, price, 0.01)
+            found.append(rests(resting, 1))
+        assert max(found) == found[-1] == longest
 
 
 def test_it_says_why() -> None:
     resting = Resting()
     for _ in range(8):
         assert resting.reason() is None
-        resting.observe(16, 0.0, 1.2e-3)
+        resting.observe(16, 0.0, 1.2e-3, 0.01)
     assert resting.reason() == "rests, since a step won 0.0 ms by it lately, and looking up took 1.2 ms"
     resting.rests(2)
     assert resting.reason() is None
@@ -50,15 +60,15 @@ def test_it_says_why() -> None:
 def test_drafts_that_lose_rest_too() -> None:
     resting = Resting()
     for _ in range(8):
-        resting.observe(16, -5e-3, 1e-6)
+        resting.observe(16, -5e-3, 2e-4, 0.01)
     assert rests(resting, 16) == 1
 
 
 def test_sizes_of_batches_are_apart() -> None:
     resting = Resting()
     for _ in range(12):
-        resting.observe(16, 0.0, 1e-3)
-        resting.observe(2, 5e-3, 1e-3)
+        resting.observe(16, 0.0, 1e-3, 0.01)
+        resting.observe(2, 5e-3, 1e-3, 0.01)
     assert resting.rests(16)
     assert not resting.rests(2)
     assert not resting.rests(1)

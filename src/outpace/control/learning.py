@@ -107,7 +107,8 @@ class Learning:
         looked_up = [seen for seen in facts.drafts if seen.offer.drafter not in computing]
         kept, tokens = sum(seen.num_accepted for seen in looked_up), sum(seen.offer.num_tokens for seen in looked_up)
         verifying = now.seconds(facts.rows) - now.seconds(facts.rows - tokens)
-        self.resting.observe(decoding, kept * now.seconds(decoding) / decoding - verifying, facts.lookups)
+        plain = now.seconds(decoding)
+        self.resting.observe(decoding, kept * plain / decoding - verifying, facts.lookups, plain)
 
     def _keep_accounts(self, facts: StepFacts, step: StepPlan, calls: float, states: Sequence[RequestState]) -> None:
         """What the step was to bring and to take, by request: neither luck nor a stall is a draft's fault.

@@ -1,7 +1,8 @@
 """Whether looking drafts up is worth its own time: some hundred microseconds a step, for every request anew.
 
 Where next to nothing is gained, in large batches above all, that is more than the gain. Lookups then rest for a step,
-then for two, four, eight, and are tried again in between; once a try brings more than it cost they go on.
+then for two, four, eight, and are tried again in between; once a try brings more than it cost they go on. What begins
+to repeat is noticed as much later, so nobody rests longer than it takes to bring the price down to a percent.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ __all__ = ["Resting"]
 
 _LONGEST = 8
 """Steps without lookups between two tries."""
+_BEARABLE = 0.01
+"""Of a plain step, that lookups may take for nothing."""
 _FADE = 1.0 / 8.0
 """Weight of a step with lookups against the ones before it."""
 _FIRST = 8
@@ -59,13 +62,14 @@ class Resting:
         account.left -= 1
         return True
 
-    def observe(self, decoding: int, gain: float, price: float) -> None:
+    def observe(self, decoding: int, gain: float, price: float, plain: float) -> None:
         """A step with lookups.
 
         Args:
             decoding: requests.
             gain: seconds that plain steps would have taken for what was kept, less those of verifying it.
             price: seconds of looking up.
+            plain: seconds of a plain step.
         """
         account = self._of(decoding)
         account.num_steps += 1
@@ -77,7 +81,8 @@ class Resting:
         elif gain > price:
             account.interval = 1
         else:
-            account.interval = min(_LONGEST, max(1, 2 * account.interval))
+            account.interval = max(1, 2 * account.interval)
+        account.interval = min(account.interval, _LONGEST, int(account.price / (_BEARABLE * plain)))
         account.left = account.interval
 
     def _of(self, decoding: int) -> _Account:
