@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outpace.control.controller import AdaptiveController
 from outpace.control.resting import Resting
-from outpace.decisions import Offer, StepFacts, VerifiedOffer, Wish
+from outpace.decisions import DraftCall, Offer, StepFacts, VerifiedOffer, Wish
 
 
 def rests(resting: Resting, decoding: int) -> int:
@@ -74,7 +74,7 @@ def test_sizes_of_batches_are_apart() -> None:
     assert not resting.rests(1)
 
 
-def asked(controller: AdaptiveController, steps: int, accepted: int, computing: bool = False) -> int:
+def asked(controller: AdaptiveController, steps: int, accepted: int, *, computing: bool = False) -> int:
     """In how many steps of four requests lookups are asked for, of which the first one's is kept so far."""
     count = 0
     for _ in range(steps):
@@ -102,5 +102,17 @@ def test_the_controller_asks_seldom_while_nothing_comes_and_always_while_much_do
     assert report.drafters["suffix"].off is None
 
 
-def test_beside_a_drafter_that_computes_lookups_do_not_rest() -> None:
+def test_where_a_drafter_that_computes_may_pay_lookups_do_not_rest() -> None:
     assert asked(AdaptiveController(), 60, 0, computing=True) == 60
+
+
+def test_beside_one_that_is_known_to_be_of_no_use_they_do() -> None:
+    controller = AdaptiveController()
+    for _ in range(40):
+        wishes = [Wish(request, 4, None, {"model": 0}, 1000) for request in range(4)]
+        controller.ceilings(wishes, 0)
+        controller.allot(wishes, [None] * 4, 0)
+        drafts = [VerifiedOffer(Offer(request, "model", 1), 0) for request in range(4)]
+        calls = [DraftCall("model", 4, 1, 0, 0.008)]
+        controller.observe(StepFacts(2, 0, range(4), drafts, calls, 0.014))
+    assert asked(controller, 120, 0, computing=True) <= 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from outpace.control.branches import selected, sibling_chance
 from outpace.control.branching import Branching, row_price
@@ -55,8 +56,10 @@ class AdaptiveController:
     def ceilings(self, wishes: Sequence[Wish], other_rows: int, other_decoding: int = 0) -> list[int]:
         """Most draft tokens that can pay, by the best chance there is hope for."""
         around = _around(wishes, other_rows, other_decoding)
-        if not any(wish.computing for wish in wishes) and self._learning.resting.rests(around.decoding):
-            return [0] * len(wishes)
+        if self._learning.resting.rests(around.decoding):
+            if not any(wish.computing for wish in wishes):
+                return [0] * len(wishes)
+            wishes = [replace(wish, free=None) for wish in wishes]  # who computes may be asked all the same
         table = self.knowledge.step_seconds(
             around.rows, around.prompt_rows, max((wish.most for wish in wishes), default=0)
         )
