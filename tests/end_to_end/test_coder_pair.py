@@ -32,7 +32,8 @@ def model_file(size: str) -> str:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(model_file("1.5b"), [model_file("0.5b"), "ngram", "self:24"], max_model_len=1024, max_num_seqs=3)
+    drafters = [model_file("0.5b"), "ngram", "self:24"]
+    return LLM(model_file("1.5b"), drafters, max_model_len=1024, max_num_seqs=3, speculative_control="fixed")
 
 
 @pytest.mark.parametrize(
