@@ -357,14 +357,19 @@ def test_it_says_why_a_drafter_is_off() -> None:
 def test_a_reason_is_one_as_long_as_somebody_could_ask() -> None:
     """Of a drafter that had nothing at hand, or was nobody's, for many steps nothing is said."""
     controller = taught(0.02, steps=40)
+    said = controller.report().drafters["free"].off
+    assert said is not None
+    assert said.startswith("free: ")
     for _ in range(30):
         controller.observe(StepFacts(2, 0, [1], [], [], 0.01))
-    assert controller.report().drafters["free"].off is not None
+    assert controller.report().drafters["free"].off == said
     for _ in range(10):
         controller.observe(StepFacts(2, 0, [1], [], [], 0.01))
     assert controller.report().drafters["free"].off is None
     controller.allot([wish(1000)], [Offer(1000, "free", 5)], 0)
-    assert controller.report().drafters["free"].off is not None
+    again = controller.report().drafters["free"].off
+    assert again is not None
+    assert " of 1 draft token expected to be kept for " in again
 
 
 def test_it_says_that_a_computing_drafter_would_slow_somebody_down() -> None:

@@ -6,6 +6,7 @@ The clock is simulated, everything is seeded, so these are statements about deci
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import mean, median
 
 import pytest
@@ -87,16 +88,18 @@ def test_within_50_steps_the_choice_is_as_good_as_the_best_fixed_one(which: str,
         drafters["model"] = model(chance if which == "model" else 0.75)
     best = best_rate(NATIVE_SECONDS, range(batch), drafters)
     chosen, overall = [], []
-    close = (which, batch, chance) in (("both", 4, 0.05), ("both", 4, 0.6), ("both", 1, 0.6), ("free", 16, 0.9))
+    # Of sixteen alike the unluckiest one holds the others up for a while: `test_floor.py` says how much.
+    settings = replace(PRIOR, floor=0.0) if (which, batch, chance) == ("free", 16, 0.9) else PRIOR
+    close = which == "both" and (batch, chance) in ((4, 0.05), (4, 0.6), (1, 0.6))
     for seed in range(3 if batch == 16 else 9):
-        world = Simulation(AdaptiveController(PRIOR), drafters, NATIVE_SECONDS, seed=seed)
+        world = Simulation(AdaptiveController(settings), drafters, NATIVE_SECONDS, seed=seed)
         world.run(range(batch), 120)
         steps = world.history[50:]
         chosen.append(rate([step for step in steps if not step.probe]) / best)
         overall.append(rate(steps) / best)
     # Where the best drafter is little better than the other one or than none, 50 steps are too few to be sure of it.
     middle = mean if close else median
-    least = 0.9 if close else 0.955 if batch == 16 else 0.97
+    least = 0.92 if close else 0.955 if batch == 16 else 0.97
     assert middle(chosen) > least, (chosen, overall)
     assert middle(overall) > least - 0.02, (chosen, overall)
 

@@ -80,8 +80,6 @@ def assert_tree_is_its_paths(model: Decoder | TransformersModel, seed: int, fork
 
 
 FORKS = (0, 3, KEY_BLOCK - 9, KEY_BLOCK - 2, KEY_BLOCK - 1, KEY_BLOCK, KEY_BLOCK + 1, KEY_BLOCK + 30)
-FEW_FORKS = (3, KEY_BLOCK - 1, KEY_BLOCK + 1)
-"""For two threads, which wait long for each other where other tests run beside this one."""
 
 
 @pytest.mark.thinned(5)
@@ -91,8 +89,7 @@ FEW_FORKS = (3, KEY_BLOCK - 1, KEY_BLOCK + 1)
 @pytest.mark.usefixtures("one_thread")
 def test_decoders(variant: str, quantization: str, threads: int) -> None:
     torch.set_num_threads(threads)
-    forks = FORKS if threads == 1 else FEW_FORKS
-    assert_tree_is_its_paths(tiny_decoder(variant, quantization), len(variant) + threads, forks)
+    assert_tree_is_its_paths(tiny_decoder(variant, quantization), len(variant) + threads, FORKS)
 
 
 @pytest.mark.parametrize("path", [RowPath.ROW_ATTENTION, RowPath.SINGLE_ROWS])
